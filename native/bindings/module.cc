@@ -1,0 +1,3 @@
+#include "module.h"
+
+NB_MODULE(_native, m) { m.doc() = "Native store and hashing of UCM (see native/include/ucm)"; }

@@ -1,0 +1,12 @@
+// Each bindings file adds its part to the one extension module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace ucm::bindings {
+
+void bind_hash(nanobind::module_& m);
+void bind_store(nanobind::module_& m);
+void bind_posix(nanobind::module_& m);
+
+}  // namespace ucm::bindings

@@ -1,0 +1,69 @@
+"""The typed specs that plugins register, and the context their factories receive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from ucm_core.store.contract import Geometry
+
+Role = Literal["worker", "scheduler", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """What a stage factory may know. It never learns about tokens, layers, models or sessions.
+
+    ``namespace_dir_name`` is the path component that holds this namespace below a root;
+    ``namespace_digest`` (32 bytes) goes into object headers; ``owner`` is a label for logs.
+    ``scheduler`` instances only look up, touch and prefetch: no buffers are allocated for them.
+    """
+
+    geometry: Geometry
+    namespace_dir_name: str
+    namespace_digest: bytes
+    role: Role
+    local_rank: int = 0
+    local_rank_size: int = 1
+    timeout_ms: int = 30_000
+    owner: str = ""
+
+
+#: Builds a native stage (``ucm_core._native.Stage``) over the one below (None for the lowest).
+StageFactory = Callable[[StageContext, Any, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """A storage stage. ``config_model``'s fields are the options operators may set for it."""
+
+    name: str
+    summary: str
+    config_model: type[BaseModel]
+    build: StageFactory
+    needs_below: bool = False
+    persistent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """A named stack of stages, top to bottom: ``PipelineSpec("Cache|Posix", ("Cache", "Posix"))``."""
+
+    name: str
+    stages: tuple[str, ...]
+    summary: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """An engine adapter: which engine, which releases were tested, and how an operator turns it on."""
+
+    name: str
+    distribution: str
+    tested_versions: tuple[str, ...]
+    turn_on: str
+    notes: tuple[str, ...] = field(default=())
