@@ -1,0 +1,153 @@
+"""Block-table arithmetic: from stored blocks of `block_tokens` to addresses in an engine's pages.
+
+An engine keeps the KV of one layer in pages of ``engine_block`` tokens; its block table maps a
+position to a page. A stored block is ours: it may cover several pages (gather), part of one (slice), or
+neither be a multiple of the other (both). All cases are one formula over *pieces* of
+``gcd(block_tokens, engine_block)`` tokens: a stored block is ``pieces`` runs, and a run lies in one page.
+
+Everything is vectorised: a call costs a few numpy operations, whatever the number of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.errors import UnsupportedError
+from ucm_core.store.contract import Addresses, RunShape
+
+Table = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGrid:
+    """How stored blocks lie on an engine's blocks. ``block_tokens`` and ``engine_block`` in tokens."""
+
+    block_tokens: int
+    engine_block: int
+
+    def __post_init__(self) -> None:
+        if self.block_tokens <= 0 or self.engine_block <= 0:
+            raise ValueError(
+                f"block_tokens {self.block_tokens} and engine_block {self.engine_block} must be positive"
+            )
+
+    @property
+    def piece_tokens(self) -> int:
+        """Tokens of one run: the largest unit that both grids share."""
+        return math.gcd(self.block_tokens, self.engine_block)
+
+    @property
+    def pieces(self) -> int:
+        """Runs of one stored block."""
+        return self.block_tokens // self.piece_tokens
+
+    def starts(self, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """``int64[N, pieces]``: first token of every piece of the stored blocks ``blocks[N]``."""
+        offsets = np.arange(self.pieces, dtype=np.int64) * self.piece_tokens
+        return blocks[:, None] * self.block_tokens + offsets
+
+    def pages(self, table: Table, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """``int64[N, pieces]``: the engine block id that holds each piece.
+
+        ``table`` is the request's block table from its first token on. A table too short for the
+        blocks asked for is an error: the caller asked for tokens without memory.
+        """
+        columns = self.starts(blocks) // self.engine_block
+        if columns.size and int(columns.max()) >= len(table):
+            raise ValueError(
+                f"block table of {len(table)} entries does not reach stored block "
+                f"{int(blocks.max())} (needs {int(columns.max()) + 1} blocks of "
+                f"{self.engine_block} tokens)"
+            )
+        return table[columns]
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """Strides, in bytes, inside one page of one layer: ``heads x tokens`` cells of ``cell_bytes``.
+
+    ``opaque`` pages are packed by the engine across the tokens of a page (a kernel's own tiles): they
+    can be cut between heads but never between tokens.
+    """
+
+    heads: int
+    tokens: int
+    cell_bytes: int
+    head_stride: int
+    token_stride: int
+    opaque: bool = False
+
+    def run(self, tokens: int, heads: tuple[int, int]) -> tuple[RunShape, int]:
+        """The run of ``tokens`` consecutive tokens and heads ``[a, b)``, and the offset of head ``a``.
+
+        Raises :class:`UnsupportedError` when the page cannot be cut that way, or when the cut is not
+        a single strided run.
+        """
+        first, last = heads
+        count = last - first
+        if not 0 <= first < last <= self.heads or not 0 < tokens <= self.tokens:
+            raise ValueError(f"{tokens} tokens of heads {heads} do not fit {self}")
+        if self.opaque and tokens != self.tokens:
+            raise UnsupportedError(
+                f"pages of {self.tokens} tokens are packed by the engine's kernel and cannot be cut into "
+                f"{tokens} tokens: set block_tokens to a multiple of {self.tokens}"
+            )
+        offset = first * self.head_stride
+        cell = self.cell_bytes
+        if self.token_stride == cell and self.head_stride == self.tokens * cell:  # head-major
+            if tokens == self.tokens or count == 1:
+                return RunShape(count * tokens * cell), offset
+            return RunShape(tokens * cell, count, self.head_stride), offset
+        if self.head_stride == cell and self.token_stride == self.heads * cell:  # token-major
+            if count == self.heads or tokens == 1:
+                return RunShape(tokens * count * cell), offset
+            return RunShape(count * cell, tokens, self.token_stride), offset
+        if count == 1:
+            return RunShape(cell, tokens, self.token_stride), offset
+        raise UnsupportedError(f"page strides of {self} are neither head-major nor token-major")
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """Addresses of one rank's pages: ``bases[layer] + block id * block_stride + offset in the page``.
+
+    ``bases`` is ``uint64[layers]`` in shard order, ``block_stride`` and ``token_stride`` are bytes,
+    ``offset`` is that of the first head stored. The map owns no memory: the engine keeps its tensors
+    alive as long as the map is used.
+    """
+
+    grid: BlockGrid
+    bases: npt.NDArray[np.uint64]
+    block_stride: int
+    token_stride: int
+    offset: int = 0
+
+    @property
+    def layers(self) -> int:
+        """Shards of one stored block."""
+        return len(self.bases)
+
+    def addresses(
+        self, table: Table, blocks: npt.NDArray[np.int64], skip_below: int = 0
+    ) -> Addresses:
+        """``uint64[N * layers, pieces]``: one row per shard, block-major, for ``blocks[N]``.
+
+        Pieces of tokens below ``skip_below`` get address 0 (skip on load): they lie in pages that
+        others read already.
+        """
+        starts = self.grid.starts(blocks)
+        pages = self.grid.pages(table, blocks)
+        inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
+        relative = (pages * self.block_stride + inside).astype(np.uint64)
+        out = relative[:, None, :] + self.bases[None, :, None]
+        if skip_below:
+            out[np.broadcast_to((starts < skip_below)[:, None, :], out.shape)] = 0
+        return np.ascontiguousarray(out.reshape(len(blocks) * self.layers, self.grid.pieces))
+
+    def shards(self, count: int) -> npt.NDArray[np.uint32]:
+        """``uint32[count * layers]``: shard numbers of the rows of :meth:`addresses`."""
+        return np.tile(np.arange(self.layers, dtype=np.uint32), count)
