@@ -31,7 +31,8 @@ struct Geometry {
   std::uint64_t shard_bytes = 0;
   std::uint32_t runs_per_shard = 1;
   RunShape run;
-  std::string layout;  ///< layout descriptor of the bytes inside an object (ucm_core/adapter/layout)
+  std::string
+      layout;  ///< layout descriptor of the bytes inside an object (ucm_core/adapter/layout)
 
   /// Distance between shards inside an object's data region.
   [[nodiscard]] std::uint64_t shard_stride() const noexcept {
@@ -41,9 +42,7 @@ struct Geometry {
     return shard * shard_stride();
   }
   /// Bytes of an object's data region, padding included.
-  [[nodiscard]] std::uint64_t object_bytes() const noexcept {
-    return shard_count * shard_stride();
-  }
+  [[nodiscard]] std::uint64_t object_bytes() const noexcept { return shard_count * shard_stride(); }
 };
 
 }  // namespace ucm

@@ -1,0 +1,133 @@
+# `make demo` and `make test` need nothing but git, Python >= 3.10 and a C++ compiler's system packages,
+# which are installed when run as root on Debian/Ubuntu and named otherwise.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PY := $(BIN)/python
+ENGINE_VENV := .venv-vllm
+ENGINE_PY := $(CURDIR)/$(ENGINE_VENV)/bin/python
+STAMPS := build/stamps
+
+# Our distributions, outermost last: "folder:source folder". Linked into environments from this tree.
+PROJECTS := .:. plugins/backends/posix:plugins/backends/posix/src plugins/vllm:plugins/vllm/src
+PROJECT_FILES := pyproject.toml plugins/backends/posix/pyproject.toml plugins/vllm/pyproject.toml
+ENGINE_LOCKS := $(wildcard plugins/vllm/env/*)
+CXX_FILES = $(shell git ls-files 'native/*.cc' 'native/*.h')
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
+
+# --- environments ------------------------------------------------------------------------------
+
+.PHONY: system
+system:
+	@dev/system_packages.sh
+
+$(STAMPS)/venv: dev/requirements.lock
+	@mkdir -p $(STAMPS)
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r dev/requirements.lock
+	@touch $@
+
+$(STAMPS)/linked: $(STAMPS)/venv $(PROJECT_FILES) dev/link.py
+	PATH=$(BIN):$$PATH $(PY) dev/link.py $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') $(PROJECTS)
+	@touch $@
+
+build/dev/build.ninja: $(STAMPS)/venv CMakeLists.txt native/CMakeLists.txt
+	PATH=$(BIN):$$PATH cmake -S . -B build/dev -G Ninja -DUCM_TESTS=ON -DPython_EXECUTABLE=$(PY) >build/cmake.log \
+		|| { cat build/cmake.log; exit 1; }
+	@touch $@
+
+.PHONY: native
+native: system build/dev/build.ninja ## Compile the native store in-tree (quick when nothing changed)
+	@PATH=$(BIN):$$PATH ninja -C build/dev -j $(JOBS) --quiet
+
+.PHONY: dev
+dev: native $(STAMPS)/linked ## Everything for `.venv`: tools, native store, this tree's packages
+
+# vLLM tests run in an overlay: the cached engine environment plus this tree's packages.
+$(STAMPS)/engine-vllm: $(STAMPS)/linked $(ENGINE_LOCKS) dev/engine_env.py dev/requirements-engine.lock dev/overlay.sh
+	dev/overlay.sh $(ENGINE_VENV) vllm $(PY) $(PROJECTS)
+	@touch $@
+
+.PHONY: engine-vllm
+engine-vllm: dev $(STAMPS)/engine-vllm ## The vLLM environment (2-3 GB in the user's cache, once)
+
+# --- tests -------------------------------------------------------------------------------------
+
+.PHONY: test
+test: engine-vllm ## Everything CI runs: lint, native, Python, packaging, real vLLM
+	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine
+
+.PHONY: lint
+lint: dev ## ruff, mypy, import-linter, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PATH=$(BIN):$$PATH $(BIN)/lint-imports --no-cache
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+.PHONY: format
+format: dev ## Rewrite sources to the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+.PHONY: test-native
+test-native: native ## googletest
+	build/dev/native/ucm_tests --gtest_brief=1
+
+.PHONY: test-python
+test-python: dev ## Core, backends and docs, without an engine
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" tests plugins/backends/posix/tests $(PYTEST_ARGS)
+
+.PHONY: test-packaging
+test-packaging: dev ## Wheels of every distribution in empty environments
+	$(BIN)/pytest -m "packaging and not long" tests $(PYTEST_ARGS)
+
+.PHONY: test-engine
+test-engine: engine-vllm ## The adapter on the real vLLM
+	$(ENGINE_VENV)/bin/python -P -m pytest -m "not long" plugins/vllm/tests $(PYTEST_ARGS)
+
+.PHONY: long
+long: engine-vllm ## The full form of everything long, and clang-tidy
+	$(BIN)/pytest -m long tests plugins/backends/posix/tests $(PYTEST_ARGS)
+	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
+
+.PHONY: tidy
+tidy: native ## clang-tidy (a system package)
+	clang-tidy -p build/dev --quiet $(filter native/src/%.cc,$(CXX_FILES))
+
+# --- use ---------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: engine-vllm ## Save in one vLLM process, reuse in a second, compare the outputs
+	$(ENGINE_PY) -P examples/demo.py
+
+.PHONY: bench
+bench: engine-vllm ## Medians and ratios beside physical limits and peers
+	$(ENGINE_PY) -P benchmarks/run.py
+
+.PHONY: wheels
+wheels: dev ## Wheels of every distribution into build/wheels
+	PATH=$(BIN):$$PATH $(PY) dev/build_wheels.py build/wheels
+
+.PHONY: lock
+lock: ## Rewrite dev/requirements.lock from dev/requirements.in
+	dev/lock.sh
+
+.PHONY: clean
+clean: ## Remove what was built here (not the engine environments in the user's cache)
+	rm -rf build dist $(VENV) $(ENGINE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find ucm_core -name '*.so' -delete
