@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pyproject_hooks
+
 from build import ProjectBuilder
 
 if sys.version_info >= (3, 11):
@@ -71,9 +72,7 @@ def write_scripts(site: Path, scripts: dict[str, str]) -> list[Path]:
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         path = bin_dir / name
-        path.write_text(
-            SCRIPT.format(python=bin_dir / "python", module=module, function=function)
-        )
+        path.write_text(SCRIPT.format(python=bin_dir / "python", module=module, function=function))
         path.chmod(0o755)
         written.append(path)
     return written

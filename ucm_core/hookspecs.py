@@ -50,7 +50,7 @@ def ucm_register_commands(cli: click.Group) -> None:
 
 
 @hookspec
-def ucm_report_header(context: Mapping[str, str]) -> str | list[str] | None:  # type: ignore[empty-body]
+def ucm_report_header(context: Mapping[str, str]) -> str | list[str] | None:
     """Lines for the start-up report and ``ucm plugins -v``. ``context`` names engine and role."""
 
 

@@ -61,8 +61,8 @@ __attribute__((target("avx2"))) void stream_avx2(std::byte* dst, const std::byte
                                                  std::size_t n) noexcept {
   const std::size_t head = copy_head(dst, src, n);
   dst += head, src += head, n -= head;
-  const auto line = [](std::byte* to, const std::byte* from)
-                        __attribute__((target("avx2"), always_inline)) {
+  const auto line =
+      [](std::byte * to, const std::byte* from) __attribute__((target("avx2"), always_inline)) {
     const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32));
     _mm256_stream_si256(reinterpret_cast<__m256i*>(to), a);
