@@ -51,10 +51,10 @@ enum class ShardEvent : std::uint8_t {
 class TierSink {
  public:
   virtual ~TierSink() = default;
-  /// Shards [begin, end) of the load claim made with `cookie`. Once per shard that was kWaiting,
-  /// and a second time after kTakeover never. May arrive after release (cookies carry a generation;
-  /// the sink ignores those it does not know).
-  virtual void on_shards(std::uint64_t cookie, std::uint32_t begin, std::uint32_t end,
+  /// Shards [begin, end) of the load claim made with `cookie`, once per shard that was kWaiting.
+  /// May arrive after release. Returns false when the claim is gone (released, task given up): a
+  /// kTakeover answered with false is not accepted, the tier hands the shards to the next waiter.
+  virtual bool on_shards(std::uint64_t cookie, std::uint32_t begin, std::uint32_t end,
                          ShardEvent event, Outcome outcome) noexcept = 0;
   /// A claim that was refused for lack of room may succeed now. May be spurious. A tier whose room
   /// is only freed by this process's own releases need not call it.
