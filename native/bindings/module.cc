@@ -1,3 +1,6 @@
 #include "module.h"
 
-NB_MODULE(_native, m) { m.doc() = "Native store and hashing of UCM (see native/include/ucm)"; }
+NB_MODULE(_native, m) {
+  m.doc() = "Native store and hashing of UCM (see native/include/ucm)";
+  ucm::bindings::bind_hash(m);
+}
