@@ -79,7 +79,7 @@ def test_half_written_manifest_is_refused_after_a_bound(
 
 
 @pytest.mark.parametrize(
-    "change, expect",
+    ("change", "expect"),
     [
         ({"format_version": 2}, "format version 2"),
         ({"block_tokens": "64"}, "damaged"),

@@ -34,7 +34,7 @@ def f(number):
     return b"f" + struct.pack("<d", number)
 
 
-def l(*items):
+def lst(*items):
     return b"l" + u64([len(items)]) + b"".join(items)
 
 
@@ -92,10 +92,11 @@ def extras_vector():
     ids = list(range(1000, 1080))
     image = bytes(range(32))
     embeds = bytes(range(100, 120))
-    item = lambda pos, length, kind, digest: l(
-        i(pos), i(length), s(kind), b"b" + u64([len(digest)]) + digest
-    )
-    extra = sha(b"ucm/extras/1", l(item(20, 31, "image", image), item(25, 1, "embeds", embeds)))
+
+    def item(pos, length, kind, digest):
+        return lst(i(pos), i(length), s(kind), b"b" + u64([len(digest)]) + digest)
+
+    extra = sha(b"ucm/extras/1", lst(item(20, 31, "image", image), item(25, 1, "embeds", embeds)))
     c0 = sha(u32(ids[:16]))
     c1 = sha(b"ucm/extralink/1", sha(c0, u32(ids[16:32])), extra)
     rest = plain_links(ids[32:], 16, c1)
@@ -123,9 +124,9 @@ def seed_vectors():
                 ("window", b"N"),
             ),
         ),
-        ("head_range", l(i(4), i(8))),
+        ("head_range", lst(i(4), i(8))),
         ("kv_dtype", s("bf16")),
-        ("layers", l(l(i(0), i(3)), l(i(5), i(6)))),
+        ("layers", lst(lst(i(0), i(3)), lst(i(5), i(6)))),
         ("quantization", b"N"),
         ("rope", d(("factor", f(8.0)), ("rope_theta", f(500000.0)), ("rope_type", s("llama3")))),
         ("weights", s("id:example")),
@@ -145,9 +146,9 @@ def seed_vectors():
                 ("window", b"N"),
             ),
         ),
-        ("head_range", l(i(0), i(32))),
+        ("head_range", lst(i(0), i(32))),
         ("kv_dtype", s("bf16")),
-        ("layers", l(l(i(1), i(2)))),
+        ("layers", lst(lst(i(1), i(2)))),
         ("quantization", s("fp8")),
         ("rope", b"N"),
         ("weights", s("id:example")),

@@ -7,6 +7,7 @@ are hub links or copies.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -215,4 +216,5 @@ def _write_cache(path: Path, value: str) -> None:
         temporary.replace(path)
     except OSError as e:
         logger.warning("%s: the weights identity is not kept for the next start: %s", path, e)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

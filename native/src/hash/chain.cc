@@ -51,13 +51,14 @@ void update_as_u64(Sha256& sha, std::span<const std::uint32_t> ids) noexcept {
 
 /// Hash one block's ids, whose pieces may come from two arrays. Whether the block is written in 4
 /// or 8 bytes an id is decided over the whole block.
-void update_block(Sha256& sha, const Tokens& tokens, std::size_t begin, std::size_t count) noexcept {
+void update_block(Sha256& sha, const Tokens& tokens, std::size_t begin,
+                  std::size_t count) noexcept {
   const std::size_t kept = tokens.pending.size();
   const std::size_t from_pending = begin < kept ? std::min(count, kept - begin) : 0;
   const std::size_t rest = count - from_pending;
   const std::size_t at = begin + from_pending - kept;  // only used when rest > 0
-  const auto pending =
-      from_pending > 0 ? tokens.pending.subspan(begin, from_pending) : std::span<const std::uint64_t>{};
+  const auto pending = from_pending > 0 ? tokens.pending.subspan(begin, from_pending)
+                                        : std::span<const std::uint64_t>{};
   const bool is_narrow_array = tokens.wide.empty();
   const auto narrow = rest > 0 && is_narrow_array ? tokens.narrow.subspan(at, rest)
                                                   : std::span<const std::uint32_t>{};
