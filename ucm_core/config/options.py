@@ -1,0 +1,65 @@
+"""Option models: what may be set, with type, default and one line of help each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Options(BaseModel):
+    """Base of every option model, also of the ``config_model`` of a plugin's stage.
+
+    A field's name is the operator's key and its ``description`` the help text (a test demands one).
+    Unknown keys never reach a model: the loader reports them with the nearest known name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class CoreOptions(Options):
+    """Options at the top level of the configuration, beside ``ucm_connectors``."""
+
+    block_tokens: int = Field(
+        64,
+        gt=0,
+        le=1 << 20,
+        description="Tokens of one stored block, a constant of the namespace. Equal in every engine "
+        "that shares the directory.",
+    )
+    head_slices: int | None = Field(
+        None,
+        gt=0,
+        description="KV-head slices of a stored block, a constant of the namespace. Default: the "
+        "tensor-parallel size of the first writer.",
+    )
+    namespace: str = Field(
+        "default",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Namespace below the storage directories; another name shares nothing.",
+    )
+    model_id: str | None = Field(
+        None,
+        min_length=1,
+        description="Overrides the identity computed from the weights. Two checkpoints with one "
+        "model_id share KV: only set it when you know that they are the same.",
+    )
+    persist_token_threshold: int = Field(
+        0, ge=0, description="Requests with fewer prompt tokens are left alone."
+    )
+    use_layerwise: bool | Literal["auto"] = Field(
+        "auto",
+        description="Load layer by layer, overlapped with compute (one-group models), instead of "
+        "before the request runs. auto: chosen by the adapter.",
+    )
+    enable_event_sync: bool = Field(
+        True,
+        description="Order dumps after compute by device events; false synchronises the whole device "
+        "before dumps.",
+    )
+    enable_record_traces: bool = Field(
+        False, description="Record one line per request for later replay."
+    )
+    use_lite: bool = Field(
+        False, description="Look up and trace only: report what would hit, store and load nothing."
+    )
