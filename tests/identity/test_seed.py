@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ucm_core.identity import GroupFacts, ModelIdentity, encode
 from ucm_core.identity.seed import runs
 
-FACTS = GroupFacts("chain", heads=8, head_size=128, dtype="bf16")
+FACTS = GroupFacts("chain", heads=8, head_size=128, dtype="bf16", block_tokens=64)
 MODEL = ModelIdentity("sampled:ab", "bf16", rope={"rope_theta": 10000.0, "factor": 2.0})
 
 
@@ -40,6 +40,7 @@ def test_b05_every_byte_changing_fact_changes_the_seed() -> None:
                 {"heads": 16},
                 {"head_size": 64},
                 {"dtype": "fp32"},
+                {"block_tokens": 128},
                 {"window": 1024},
                 {"compression": 4},
                 {"role": "indexer"},

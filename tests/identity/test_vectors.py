@@ -32,9 +32,11 @@ GQA = ModelIdentity(
     kv_dtype="bf16",
     rope={"rope_type": "llama3", "rope_theta": 500000, "factor": 8},
     extra={"softcap": 30.0, "attention_chunk": None},
-).group(GroupFacts("chain", heads=8, head_size=128, dtype="bf16"), [5, 0, 1, 2], (4, 8))
+).group(
+    GroupFacts("chain", heads=8, head_size=128, dtype="bf16", block_tokens=16), [5, 0, 1, 2], (4, 8)
+)
 STATE = ModelIdentity("id:example", "bf16", quantization="fp8").group(
-    GroupFacts("snapshot", heads=32, head_size=64, dtype="fp32"), [1], (0, 32)
+    GroupFacts("snapshot", heads=32, head_size=64, dtype="fp32", block_tokens=None), [1], (0, 32)
 )
 
 
@@ -103,7 +105,7 @@ from ucm_core.identity import *
 rows = []
 for extra in ({}, {"a": None}, {"a": "x", "b": ""}, {"b": ("n", ("m", 1, (None, 2.5)))}):
     model = ModelIdentity("id:w", "bf16", rope={"theta": 1e4, "b": True}, extra=extra)
-    seed = model.group(GroupFacts("chain", 8, 64, "bf16"), {3, 1, 2}, (0, 8)).seed()
+    seed = model.group(GroupFacts("chain", 8, 64, "bf16", 16), {3, 1, 2}, (0, 8)).seed()
     for salt in (None, "", "s"):
         chain = ContentChain(16, chain_root(cache_salt=salt))
         chain.extend(np.arange(64, dtype=np.uint32))

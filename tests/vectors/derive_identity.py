@@ -114,6 +114,7 @@ def seed_vectors():
         (
             "group",
             d(
+                ("block_tokens", i(16)),
                 ("compression", i(1)),
                 ("dtype", s("bf16")),
                 ("head_size", i(128)),
@@ -136,6 +137,7 @@ def seed_vectors():
         (
             "group",
             d(
+                ("block_tokens", b"N"),
                 ("compression", i(1)),
                 ("dtype", s("fp32")),
                 ("head_size", i(64)),

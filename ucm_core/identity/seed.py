@@ -35,13 +35,15 @@ class GroupFacts:
     ``heads``: kv heads (or state heads) of a whole layer, over all ranks. ``head_size``: elements.
     ``compression``: tokens per stored entry. ``role``: tells apart groups whose other facts are equal
     but whose bytes mean different things (``"indexer"``, ``"scales"``; ``""`` for plain KV or state).
-    ``part``: the model part the layer numbers belong to (``"target"``, ``"draft"``).
+    ``part``: the model part the layer numbers belong to (``"target"``, ``"draft"``). ``block_tokens``:
+    tokens one object covers, None for a snapshot: a block of 128 and one of 64 can end at one link.
     """
 
     kind: str
     heads: int
     head_size: int
     dtype: str
+    block_tokens: int | None
     window: int | None = None
     compression: int = 1
     role: str = ""
@@ -53,6 +55,7 @@ class GroupFacts:
             "heads": self.heads,
             "head_size": self.head_size,
             "dtype": self.dtype,
+            "block_tokens": self.block_tokens,
             "window": self.window,
             "compression": self.compression,
             "role": self.role,
