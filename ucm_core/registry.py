@@ -37,8 +37,20 @@ StageFactory = Callable[[StageContext, Any, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Host memory that a stage will allocate: once per worker process, and once per node."""
+
+    per_rank_bytes: int = 0
+    per_node_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StageSpec:
-    """A storage stage. ``config_model``'s fields are the options operators may set for it."""
+    """A storage stage. ``config_model``'s fields are the options operators may set for it.
+
+    ``host_memory`` tells from the validated options what the stage will allocate, so that
+    ``ucm config`` can add it up beforehand; None: nothing worth counting.
+    """
 
     name: str
     summary: str
@@ -46,6 +58,7 @@ class StageSpec:
     build: StageFactory
     needs_below: bool = False
     persistent: bool = False
+    host_memory: Callable[[Any], HostMemory] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Iterator
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-from ucm_core.plugins import PluginHost, discover
+from ucm_core.testing.plugin_site import PluginSite
 
 GOOD = """
 from pydantic import BaseModel
@@ -32,40 +30,10 @@ def ucm_register_pipelines(register):
 """
 
 
-class Site:
-    """A folder that acts as site-packages. ``install`` writes a module and its dist-info."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def install(
-        self,
-        name: str,
-        source: str,
-        *,
-        module: str = "",
-        distribution: str = "",
-        entry_points: str | None = None,
-        metadata: str | None = None,
-    ) -> None:
-        module = module or f"zoo_{name}"
-        distribution = distribution or f"zoo-{name}"
-        (self.path / f"{module}.py").write_text(textwrap.dedent(source))
-        info = self.path / f"{distribution.replace('-', '_')}-1.2.dist-info"
-        info.mkdir()
-        if metadata is None:
-            metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n"
-        (info / "METADATA").write_text(metadata)
-        if entry_points is None:
-            entry_points = f"[ucm]\n{name} = {module}\n"
-        (info / "entry_points.txt").write_text(entry_points)
-
+class Site(PluginSite):
     def good(self, name: str, stage: str) -> None:
+        """Install a plugin that works and offers one stage and a pipeline of that name."""
         self.install(name, GOOD.format(stage=stage))
-
-    def host(self, **env: str) -> PluginHost:
-        """A host that sees this site alone."""
-        return PluginHost(env=env, candidates=discover(distributions(path=[str(self.path)])))
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
-"""One strict configuration, from a YAML file or inline keys."""
+"""One strict configuration, from a YAML file or inline keys: ``ucm_core.config.load.load_config``.
 
-from ucm_core.config.options import CoreOptions, Options
+What plugins and the store need to declare options is here; the loader, which needs both, is not.
+"""
 
-__all__ = ["CoreOptions", "Options"]
+from ucm_core.config.machine import Machine
+from ucm_core.config.options import Chosen, CoreOptions, Options
+
+__all__ = ["Chosen", "CoreOptions", "Machine", "Options"]

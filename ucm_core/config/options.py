@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ucm_core.config.machine import Machine
+
+
+class Chosen(NamedTuple):
+    """A value chosen from the machine and the reason, in words for the operator."""
+
+    value: Any
+    reason: str
 
 
 class Options(BaseModel):
@@ -16,27 +26,39 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
+    @classmethod
+    def choose(cls, given: Mapping[str, Any], machine: Machine) -> Mapping[str, Chosen]:
+        """Values for options that the operator left out and that depend on the machine.
+
+        ``given`` holds what was set, not yet validated. The answer is shown by ``ucm config`` with
+        its reason. Called once per load, in every process: it must not allocate or write anything.
+        """
+        return {}
+
 
 class CoreOptions(Options):
     """Options at the top level of the configuration, beside ``ucm_connectors``."""
 
-    block_tokens: int = Field(
-        64,
+    block_tokens: int | None = Field(
+        None,
         gt=0,
         le=1 << 20,
-        description="Tokens of one stored block, a constant of the namespace. Equal in every engine "
-        "that shares the directory.",
+        description="Tokens of one stored block, a constant of the namespace; equal in every engine "
+        "that shares it. Default: the namespace's own, 64 in a new one where the engine's blocks "
+        "allow it.",
     )
     head_slices: int | None = Field(
         None,
         gt=0,
+        le=1 << 16,
         description="KV-head slices of a stored block, a constant of the namespace. Default: the "
-        "tensor-parallel size of the first writer.",
+        "namespace's own, the tensor-parallel size of the first writer in a new one.",
     )
-    namespace: str = Field(
-        "default",
+    namespace: str | None = Field(
+        None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-        description="Namespace below the storage directories; another name shares nothing.",
+        description="Namespace below the storage directories; another name shares nothing. Default: "
+        "`default`, with a suffix where block_tokens or head_slices differ from its own.",
     )
     model_id: str | None = Field(
         None,

@@ -1,0 +1,1 @@
+"""What plugin authors and our own tests share. Needs the extra ``ucm-core[testing]``."""
