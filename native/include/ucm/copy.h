@@ -17,10 +17,10 @@
 namespace ucm {
 
 /// Bytes moved by one call from which non-temporal stores pay (measured, docs/decisions.md).
-inline constexpr std::size_t kStreamThreshold = 32 * 1024;
+inline constexpr std::size_t kStreamThreshold = 64 * 1024;
 /// Shorter contiguous pieces are always copied with ordinary stores: a piece that fills only part of
 /// a cache line would leave the write-combining buffer half full.
-inline constexpr std::size_t kStreamMinPiece = 256;
+inline constexpr std::size_t kStreamMinPiece = 1024;
 
 /// Copy `n` bytes; the ranges do not overlap.
 void copy_bytes(void* dst, const void* src, std::size_t n) noexcept;
