@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -132,17 +133,19 @@ class PageMap:
         return len(self.bases)
 
     def addresses(
-        self, table: Table, blocks: npt.NDArray[np.int64], skip_below: int = 0
+        self,
+        pages: npt.NDArray[np.integer[Any]],
+        blocks: npt.NDArray[np.int64],
+        skip_below: int = 0,
     ) -> Addresses:
-        """``uint64[N * layers, pieces]``: one row per shard, block-major, for ``blocks[N]``.
+        """``uint64[N * layers, pieces]``: one row per shard, block-major.
 
-        Pieces of tokens below ``skip_below`` get address 0 (skip on load): they lie in pages that
-        others read already.
+        ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``. Pieces of tokens below
+        ``skip_below`` get address 0 (skip on load): they lie in pages that others read already.
         """
         starts = self.grid.starts(blocks)
-        pages = self.grid.pages(table, blocks)
         inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
-        relative = (pages * self.block_stride + inside).astype(np.uint64)
+        relative = (pages.astype(np.int64) * self.block_stride + inside).astype(np.uint64)
         out = relative[:, None, :] + self.bases[None, :, None]
         if skip_below:
             out[np.broadcast_to((starts < skip_below)[:, None, :], out.shape)] = 0

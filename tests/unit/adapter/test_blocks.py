@@ -62,7 +62,7 @@ def test_every_run_holds_exactly_its_tokens(
     bases = np.array([pool[i].ctypes.data for i in range(layers)], dtype=np.uint64)
     pages = PageMap(grid, bases, page_bytes, page.token_stride, offset)
     blocks = np.array([1, 3, 5], dtype=np.int64)
-    addresses = pages.addresses(table.astype(np.int64), blocks)
+    addresses = pages.addresses(grid.pages(table.astype(np.int64), blocks), blocks)
     assert addresses.dtype == np.uint64
     assert addresses.flags["C_CONTIGUOUS"]
     assert addresses.shape == (len(blocks) * layers, grid.pieces)
@@ -87,7 +87,8 @@ def test_pieces_of_a_local_hit_are_skipped() -> None:
     grid = BlockGrid(64, 16)
     pages = PageMap(grid, np.array([1 << 20, 1 << 21], dtype=np.uint64), 1000, 10)
     table = np.arange(1, 13, dtype=np.int64)
-    addresses = pages.addresses(table, np.array([1, 2]), skip_below=96)
+    blocks = np.array([1, 2])
+    addresses = pages.addresses(grid.pages(table, blocks), blocks, skip_below=96)
     assert (addresses[:2, :2] == 0).all()
     assert (addresses[:2, 2:] != 0).all()
     assert (addresses[2:] != 0).all()

@@ -1,0 +1,225 @@
+"""``UCMConnector``: vLLM's connector interface on one page, every call handed to one of two sides.
+
+One class for every model; modes come from configuration. The instance vLLM builds in the scheduler
+process has a :class:`SchedulerSide`, the one in each worker a :class:`WorkerSide`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from ucm_core.errors import UnsupportedError
+from ucm_vllm.messages import UcmMetadata
+from ucm_vllm.startup import open_deployment
+from ucm_vllm.stats import UcmPromMetrics, UcmStats
+from ucm_vllm.versions import SUPPORTED, check_version
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from ucm_vllm.deployment import Deployment
+    from ucm_vllm.scheduler import SchedulerSide
+    from ucm_vllm.worker import WorkerSide
+
+
+class UCMConnector(KVConnectorBase_V1, SupportsHMA):
+    """KV that outlives the process. See ``docs/operator-vllm.md`` for options and failure behaviour."""
+
+    _cache_hit_source = CacheHitSource.DISK
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        role: KVConnectorRole,
+        kv_cache_config: KVCacheConfig | None = None,
+    ) -> None:
+        check_version()
+        if kv_cache_config is None:
+            raise UnsupportedError(
+                "UCMConnector was built without kv_cache_config, as vLLM before 0.11 did; "
+                f"supported vLLM: {SUPPORTED}"
+            )
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._deployment = self._open(vllm_config, kv_cache_config, role)
+        try:
+            if role == KVConnectorRole.SCHEDULER:
+                self._scheduler = self._deployment.scheduler_side()
+        except BaseException:
+            self._deployment.close()
+            raise
+
+    @classmethod
+    def _open(
+        cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, role: KVConnectorRole
+    ) -> Deployment:
+        return open_deployment(vllm_config, kv_cache_config, role.name.lower())
+
+    # -- both sides --------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Finish what was copied, fence the rest, join threads. Bounded; safe to call twice."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if self._worker is not None:
+            self._worker.close()
+        self._deployment.close()
+
+    def get_kv_connector_stats(self) -> UcmStats | None:
+        if self._scheduler is not None:
+            return self._scheduler.take_stats()
+        return self._worker.stats.take() if self._worker is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> UcmStats:
+        return UcmStats(data=data if data is not None else {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> UcmPromMetrics:
+        return UcmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def pending(self) -> dict[str, int]:
+        """Sizes of every map of this side, for tests and diagnosis: zeros when nothing is under way."""
+        side = self._scheduler if self._scheduler is not None else self._worker
+        return side.pending() if side is not None else {}
+
+    # -- scheduler ---------------------------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a dropped save is a later miss, so preempted requests need not be recomputed."""
+        return False
+
+    @property
+    def _sched(self) -> SchedulerSide:
+        assert self._scheduler is not None, "a scheduler call reached a worker's connector"
+        return self._scheduler
+
+    def on_new_request(self, request: Request) -> None:
+        self._sched.on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self._sched.match(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        table = blocks.get_block_ids()[0] if num_external_tokens else []
+        self._sched.allocated(request, table, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        state = scheduler_output.kv_connector_block_state
+        assert state is not None, f"vLLM gave no block state; supported vLLM: {SUPPORTED}"
+        return self._sched.build(scheduler_output, state.get_block_ids)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._sched.update(connector_output)
+
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._sched.finished(request, block_ids), None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self._sched.finished(request, block_ids[0]), None
+
+    def get_external_cache_hit_sources(
+        self, request: Request, num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        return {self._cache_hit_source: num_external_tokens} if num_external_tokens else {}
+
+    def reset_cache(self) -> bool:
+        """What is stored stays, but this process does not use it any more: see SchedulerSide.reset."""
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
+
+    # -- worker --------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        if self._worker is not None:
+            self._worker.close()
+        pp_rank, tp_rank = self._ranks()
+        self._worker = self._deployment.worker_side(kv_caches, pp_rank, tp_rank)
+
+    def _ranks(self) -> tuple[int, int]:
+        """(pipeline stage, tensor-parallel rank) of this worker."""
+        from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+
+        return get_pp_group().rank_in_group, get_tensor_model_parallel_rank()
+
+    @property
+    def _work(self) -> WorkerSide:
+        assert self._worker is not None, "register_kv_caches must come before any transfer"
+        return self._worker
+
+    @property
+    def _meta(self) -> UcmMetadata:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, UcmMetadata)
+        return meta
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        assert isinstance(kv_connector_metadata, UcmMetadata)
+        self._work.drain_preempted(kv_connector_metadata)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        self._work.start_loads(self._meta)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: a request runs only when all its bytes are in place and verified."""
+
+    def save_kv_layer(
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,
+        attn_metadata: AttentionMetadata,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing: blocks are saved in bulk by :meth:`wait_for_save`."""
+
+    def wait_for_save(self) -> None:
+        self._work.start_saves(self._meta)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        sent, received = self._work.poll()
+        return sent or None, received or None
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        sent, received = self._work.poll()
+        return KVConnectorTransferResults(finished_sending=sent, finished_recving=received)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._work.take_failed_pages()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._work.take_metadata()

@@ -1,0 +1,104 @@
+"""Counters of both sides, carried and exported by vLLM's own connector metrics.
+
+Each process counts what it does itself; vLLM adds the workers' counts to the scheduler's and exports
+the sum once, from the process that owns its metrics. A key is ``name`` or ``name|kind``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+#: name -> (help, has a ``kind`` label). Exported as ``ucm:ucm_<name>_total``.
+COUNTERS: dict[str, tuple[str, bool]] = {
+    "requests": ("Requests that asked the store for a prefix.", False),
+    "query_tokens": ("Prompt tokens that the store was asked for.", False),
+    "hit_tokens": ("Prompt tokens promised to the engine from the store.", False),
+    "uncacheable_requests": ("Requests left alone, by reason.", True),
+    "lookup_failures": ("Lookups that failed or did not answer in time, by reason.", True),
+    "suppressed_blocks": ("Blocks found but not offered: an earlier load of them failed.", False),
+    "load_blocks": ("Stored blocks loaded into the engine.", False),
+    "load_bytes": ("Bytes loaded into the engine.", False),
+    "load_failed_blocks": ("Stored blocks that a load did not deliver, by kind.", True),
+    "save_blocks": ("Stored blocks that became durable.", False),
+    "save_bytes": ("Bytes that became durable.", False),
+    "save_failed_blocks": ("Stored blocks that were not saved, by kind.", True),
+    "load_seconds": ("Time from submission to result of loads, summed.", False),
+    "preempt_wait_seconds": ("Time the engine waited for source copies at preemption.", False),
+    "anomalies": ("Events that did not fit a request's state; please report them.", False),
+}
+
+
+class UcmStats(KVConnectorStats):
+    """``data`` maps keys of :data:`COUNTERS` to numbers since the last collection."""
+
+    def add(self, name: str, amount: float = 1, kind: str = "") -> None:
+        """Count. ``kind`` only for counters that have one."""
+        if amount:
+            key = f"{name}|{kind}" if kind else name
+            self.data[key] = self.data.get(key, 0) + amount
+
+    data: dict[str, float]
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> UcmStats:
+        for key, value in other.data.items():
+            self.data[key] = self.data.get(key, 0) + value
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {key.replace("|", "."): round(value, 3) for key, value in sorted(self.data.items())}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+    def take(self) -> UcmStats | None:
+        """What was counted since the last call, or None."""
+        if not self.data:
+            return None
+        taken = UcmStats(data=self.data)
+        self.data = {}
+        return taken
+
+
+class UcmPromMetrics(KVConnectorPromMetrics):
+    """Registers every counter once, with vLLM's labels, and adds what each step reports."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {
+            name: self._counter_cls(
+                name=f"ucm:ucm_{name}",
+                documentation=text,
+                labelnames=[*labelnames, "kind"] if has_kind else list(labelnames),
+            )
+            for name, (text, has_kind) in COUNTERS.items()
+        }
+        # A counter without labels of its own shows as 0 from the start: "no failure" is visible.
+        for values in per_engine_labelvalues.values():
+            for name, (_, has_kind) in COUNTERS.items():
+                if not has_kind:
+                    self._counters[name].labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        values = self.per_engine_labelvalues[engine_idx]
+        for key, amount in transfer_stats_data.items():
+            name, _, kind = key.partition("|")
+            counter = self._counters.get(name)
+            if counter is not None:
+                counter.labels(*values, *([kind] if COUNTERS[name][1] else [])).inc(amount)

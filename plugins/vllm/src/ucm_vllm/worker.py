@@ -1,0 +1,347 @@
+"""Worker side: moves the bytes of this rank's coordinates and reports what became of them.
+
+Called by the model runner from one thread, once per step, in the order of the connector interface.
+Nothing here waits except ``drain_preempted`` (bounded): tasks are submitted and polled. Every load and
+save operation is reported exactly once, whatever happens to it:
+
+* a load: in ``finished`` (request id), with the blocks that did not arrive, and with its bad rows;
+* a save: ``copied`` when its source is free, ``ended`` when its result is final.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ucm_core.adapter.blocks import PageMap
+from ucm_core.errors import UcmError
+from ucm_core.store.contract import BlockStore, Status, Task, TaskState
+from ucm_vllm.identity import object_ids
+from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.stats import UcmStats
+
+_log = logging.getLogger("ucm.vllm")
+
+#: Longest the engine waits at a preemption for copies out of the blocks it wants back. Past it the
+#: copies are fenced: those blocks are not saved, which costs a later miss, never a wrong byte.
+PREEMPT_WAIT_S = 1.0
+#: Grace past the store's own deadline before a task that never ended is fenced from here.
+DEADLINE_SLACK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One coordinate of this rank: its store, ids and addresses.
+
+    ``replica``/``replicas``: content equal on several ranks has one writer per block, elected by block
+    index. ``block_bytes``: bytes of one stored block at this coordinate.
+    """
+
+    store: BlockStore
+    seed: bytes
+    pages: PageMap
+    block_bytes: int
+    replica: int = 0
+    replicas: int = 1
+
+
+@dataclass(slots=True)
+class _Part:
+    """One lane's share of an operation: its task, and the operation's rows that it covers."""
+
+    lane: Lane
+    rows: npt.NDArray[np.int64]
+    task: Task | None
+    refused: Status = Status.REJECTED
+
+
+@dataclass(slots=True)
+class _Load:
+    op: TransferOp
+    parts: list[_Part]
+    started: float
+
+
+@dataclass(slots=True)
+class _Save:
+    op: TransferOp
+    parts: list[_Part]
+    started: float
+    copied: bool = False
+
+
+@dataclass(slots=True)
+class _Report:
+    """What the next collection calls will hand to vLLM."""
+
+    received: set[str] = field(default_factory=set)
+    failed_pages: set[int] = field(default_factory=set)
+    meta: UcmWorkerMetadata = field(default_factory=UcmWorkerMetadata)
+
+
+class WorkerSide:
+    """See the module text. ``lanes`` may be empty (``use_lite``): then every operation ends at once."""
+
+    def __init__(
+        self, lanes: Sequence[Lane], *, timeout_s: float, stats: UcmStats | None = None
+    ) -> None:
+        self._lanes = list(lanes)
+        self._limit_s = timeout_s + DEADLINE_SLACK_S
+        self.stats = stats if stats is not None else UcmStats()
+        self._loads: dict[int, _Load] = {}
+        self._saves: dict[int, _Save] = {}
+        #: Saves per request whose source may still be read.
+        self._reading: dict[str, int] = {}
+        self._finishing: set[str] = set()
+        self._report = _Report()
+
+    # -- loads -------------------------------------------------------------------------------------
+
+    def start_loads(self, meta: UcmMetadata) -> None:
+        """Submit one task per request and coordinate. Returns at once."""
+        for op in meta.loads:
+            rows = np.arange(len(op.blocks))
+            parts = [self._submit(lane, op, rows, load=True) for lane in self._lanes]
+            self._loads[op.op_id] = _Load(op, parts, time.monotonic())
+
+    def _submit(
+        self, lane: Lane, op: TransferOp, rows: npt.NDArray[np.int64], *, load: bool
+    ) -> _Part:
+        if not len(rows):
+            return _Part(lane, rows, None, Status.OK)
+        layers = lane.pages.layers
+        blocks = op.blocks[rows]
+        ids = np.repeat(object_ids(lane.seed, op.links[rows]), layers, axis=0)
+        shards = lane.pages.shards(len(rows))
+        try:
+            if load:
+                addresses = lane.pages.addresses(op.pages[rows], blocks, op.skip_below)
+                return _Part(lane, rows, lane.store.load(ids, shards, addresses))
+            addresses = lane.pages.addresses(op.pages[rows], blocks)
+            return _Part(lane, rows, lane.store.dump(ids, shards, addresses))
+        except (UcmError, ValueError) as error:
+            _log.error(
+                "%s of %d blocks of request %s was refused by the store: %s",
+                "load" if load else "save",
+                len(rows),
+                op.request_id,
+                error,
+            )
+            return _Part(lane, rows, None)
+
+    def _poll_loads(self) -> None:
+        now = time.monotonic()
+        for op_id in list(self._loads):
+            load = self._loads[op_id]
+            if not _all_checked(load.parts, overdue=now - load.started > self._limit_s):
+                continue
+            del self._loads[op_id]
+            self._end_load(load, now)
+
+    def _end_load(self, load: _Load, now: float) -> None:
+        op = load.op
+        bad = np.zeros(len(op.blocks), dtype=bool)
+        for part in load.parts:
+            statuses = _block_statuses(part)
+            failed = statuses != Status.OK
+            bad[part.rows[failed]] = True
+            self._count_failures("load_failed_blocks", statuses[failed])
+            good = int(len(statuses) - failed.sum())
+            self.stats.add("load_blocks", good)
+            self.stats.add("load_bytes", good * part.lane.block_bytes)
+        if not self._lanes:
+            bad[:] = True
+        self.stats.add("load_seconds", now - load.started)
+        self._report.received.add(op.request_id)
+        if bad.any():
+            rows = np.flatnonzero(bad)
+            self._report.meta.bad[op.op_id] = rows
+            self._report.failed_pages.update(self._loaded_pages(op, rows))
+            _log.warning(
+                "%d of %d blocks of request %s could not be loaded (first: stored block %d); the engine "
+                "is told",
+                len(rows),
+                len(bad),
+                op.request_id,
+                int(op.blocks[rows[0]]),
+            )
+
+    def _loaded_pages(self, op: TransferOp, rows: npt.NDArray[np.int64]) -> list[int]:
+        """Engine blocks that rows of a load were meant to fill; never those it had to skip."""
+        pages = op.pages[rows]
+        if not self._lanes:
+            return [int(p) for p in np.unique(pages)]
+        starts = self._lanes[0].pages.grid.starts(op.blocks[rows])
+        return [int(p) for p in np.unique(pages[starts >= op.skip_below])]
+
+    # -- saves -------------------------------------------------------------------------------------
+
+    def start_saves(self, meta: UcmMetadata) -> None:
+        """Submit what this step completed. The step's forward pass must be over (or the event given)."""
+        for op in meta.saves:
+            parts = [self._submit(lane, op, _elected(lane, op), load=False) for lane in self._lanes]
+            self._saves[op.op_id] = _Save(op, parts, time.monotonic())
+            self._reading[op.request_id] = self._reading.get(op.request_id, 0) + 1
+        self._finishing.update(meta.finishing)
+
+    def _poll_saves(self) -> None:
+        now = time.monotonic()
+        for op_id in list(self._saves):
+            save = self._saves[op_id]
+            overdue = now - save.started > self._limit_s
+            if not save.copied and _all_checked(save.parts, overdue=overdue):
+                self._source_free(save)
+            if save.copied and (overdue or all(_ended(part) for part in save.parts)):
+                del self._saves[op_id]
+                self._end_save(save)
+
+    def _source_free(self, save: _Save) -> None:
+        save.copied = True
+        request_id = save.op.request_id
+        self._report.meta.copied[save.op.op_id] = 1
+        left = self._reading[request_id] - 1
+        if left:
+            self._reading[request_id] = left
+        else:
+            del self._reading[request_id]
+
+    def _end_save(self, save: _Save) -> None:
+        failed_rows: list[npt.NDArray[np.int64]] = []
+        for part in save.parts:
+            statuses = _block_statuses(part, durable=True)
+            failed = statuses != Status.OK
+            failed_rows.append(part.rows[failed])
+            self._count_failures("save_failed_blocks", statuses[failed])
+            good = int(len(statuses) - failed.sum())
+            self.stats.add("save_blocks", good)
+            self.stats.add("save_bytes", good * part.lane.block_bytes)
+        op_id = save.op.op_id
+        self._report.meta.ended[op_id] = 1
+        rows = (
+            np.unique(np.concatenate(failed_rows))
+            if failed_rows
+            else np.arange(len(save.op.blocks))
+        )
+        if len(rows):
+            self._report.meta.failed[op_id] = rows
+
+    def drain_preempted(self, meta: UcmMetadata) -> None:
+        """Before this step overwrites blocks: no copy out of a preempted request's blocks may run on.
+
+        Waits up to ``PREEMPT_WAIT_S`` in all, then fences what is left.
+        """
+        if not meta.preempted or not self._reading:
+            return
+        started = time.monotonic()
+        preempted = set(meta.preempted)
+        for save in self._saves.values():
+            if save.copied or save.op.request_id not in preempted:
+                continue
+            for part in save.parts:
+                if part.task is not None:
+                    left = PREEMPT_WAIT_S - (time.monotonic() - started)
+                    part.task.wait(max(0.0, left))
+            self._source_free(save)
+        self.stats.add("preempt_wait_seconds", time.monotonic() - started)
+
+    def _count_failures(self, name: str, statuses: npt.NDArray[np.uint8]) -> None:
+        if len(statuses):
+            kinds, counts = np.unique(statuses, return_counts=True)
+            for kind, count in zip(kinds, counts, strict=True):
+                self.stats.add(name, int(count), Status(int(kind)).name.lower())
+
+    # -- reports, once per step ----------------------------------------------------------------------
+
+    def poll(self) -> tuple[set[str], set[str]]:
+        """(sent, received): requests whose held blocks are free, and whose loads have ended."""
+        if self._loads:
+            self._poll_loads()
+        if self._saves:
+            self._poll_saves()
+        sent: set[str] = set()
+        if self._finishing:
+            sent = {r for r in self._finishing if r not in self._reading}
+            self._finishing -= sent
+        received, self._report.received = self._report.received, set()
+        return sent, received
+
+    def take_failed_pages(self) -> set[int]:
+        """Engine blocks that loads reported by the last :meth:`poll` did not fill."""
+        pages, self._report.failed_pages = self._report.failed_pages, set()
+        return pages
+
+    def take_metadata(self) -> UcmWorkerMetadata | None:
+        """News for the scheduler side, or None."""
+        meta = self._report.meta
+        if not meta:
+            return None
+        self._report.meta = UcmWorkerMetadata()
+        return meta
+
+    def pending(self) -> dict[str, int]:
+        """Sizes of every map, for tests and diagnosis: all zero when nothing is under way."""
+        return {
+            "loads": len(self._loads),
+            "saves": len(self._saves),
+            "reading": len(self._reading),
+            "finishing": len(self._finishing),
+            "received": len(self._report.received),
+            "failed_pages": len(self._report.failed_pages),
+        }
+
+    def close(self) -> None:
+        """Fence what runs and close the stores: saves already copied are finished by the store."""
+        for load in self._loads.values():
+            _fence(load.parts)
+        for save in self._saves.values():
+            if not save.copied:
+                _fence(save.parts)
+        self._loads.clear()
+        self._saves.clear()
+        self._reading.clear()
+        for store in {id(lane.store): lane.store for lane in self._lanes}.values():
+            store.close()
+        self._lanes = []
+
+
+def _elected(lane: Lane, op: TransferOp) -> npt.NDArray[np.int64]:
+    """Rows of a save that this rank writes: all of them, or its share of content equal on all."""
+    if lane.replicas == 1:
+        return np.arange(len(op.blocks))
+    return np.flatnonzero((op.blocks + op.attempt) % lane.replicas == lane.replica)
+
+
+def _all_checked(parts: list[_Part], *, overdue: bool) -> bool:
+    """True when every task is over; one that overran its deadline is fenced first."""
+    for part in parts:
+        if part.task is not None and not part.task.check():
+            if not overdue:
+                return False
+            part.task.wait(0.0)
+    return True
+
+
+def _ended(part: _Part) -> bool:
+    return part.task is None or part.task.state() in (TaskState.DURABLE, TaskState.FAILED)
+
+
+def _block_statuses(part: _Part, *, durable: bool = False) -> npt.NDArray[np.uint8]:
+    """``uint8[rows]``: per stored block OK, or the status of its first shard that is not."""
+    if part.task is None:
+        return np.full(len(part.rows), part.refused, dtype=np.uint8)
+    results = part.task.wait_durable(0.0) if durable else part.task.wait(0.0)
+    table = np.asarray(results).reshape(len(part.rows), part.lane.pages.layers)
+    first_bad = (table != Status.OK).argmax(axis=1)
+    picked: npt.NDArray[np.uint8] = table[np.arange(len(table)), first_bad]
+    return picked
+
+
+def _fence(parts: list[_Part]) -> None:
+    for part in parts:
+        if part.task is not None:
+            part.task.cancel()

@@ -1,0 +1,362 @@
+"""vLLM's real scheduler and block pool with a scripted worker instead of a model.
+
+The "model" writes into every page a value that depends on the whole prefix of a token (and on layer,
+head and salt), and checks before each step that every position already computed holds the right
+value. So a byte loaded into the wrong place, too early, or from another prefix is found at once. The
+connector on both sides is the real one; only its store is a dictionary with completion by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from memory_store import MemoryStore, MemoryTask
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    MLAAttentionSpec,
+)
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from ucm_core.store.contract import Geometry
+from ucm_core.identity import ContentChain
+from ucm_vllm.connector import UCMConnector
+from ucm_vllm.deployment import Deployment, Settings
+from ucm_vllm.identity import AdapterKeys, request_chain
+
+LAYERS, HEADS, HEAD_SIZE = 2, 2, 4
+
+
+class World:
+    """What outlives an engine: the directory of the namespace and the stored objects."""
+
+    def __init__(self, folder: Path, *, auto: bool = True) -> None:
+        self.folder = folder
+        self.auto = auto
+        self.objects: dict[bytes, list[bytes | None]] = {}
+        self.faults: dict[bytes, Any] = {}
+        self.stores: list[MemoryStore] = []
+        self.settings: dict[str, Any] = {"model_id": "scripted"}
+        self.model = folder / "model"
+        self.model.mkdir(exist_ok=True)
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": HEADS,
+            "head_dim": HEAD_SIZE,
+            "vocab_size": 1024,
+            "max_position_embeddings": 4096,
+        }
+        (self.model / "config.json").write_text(json.dumps(config))
+
+    def open_store(self, geometry: Geometry, manifest: Any) -> MemoryStore:
+        store = MemoryStore(geometry, auto=self.auto)
+        store.objects, store.faults = self.objects, self.faults
+        self.stores.append(store)
+        return store
+
+
+_world: World | None = None
+
+
+class ScriptedConnector(UCMConnector):
+    """The real connector over the current world's store."""
+
+    @classmethod
+    def _open(
+        cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, role: Any
+    ) -> Deployment:
+        assert _world is not None
+        settings = Settings(roots=(_world.folder / "cache",), **_world.settings)
+        return Deployment(vllm_config, kv_cache_config, settings, _world.open_store)
+
+    def _ranks(self) -> tuple[int, int]:
+        return 0, 0
+
+    def deployment_store(self) -> MemoryStore:
+        (store,) = self._deployment._stores.values()
+        assert isinstance(store, MemoryStore)
+        return store
+
+
+def vllm_config(world: World, **overrides: Any) -> VllmConfig:
+    kv = KVTransferConfig(
+        kv_connector="ScriptedConnector",
+        kv_role=overrides.pop("kv_role", "kv_both"),
+        kv_connector_module_path="scripted_engine",
+        kv_load_failure_policy=overrides.pop("policy", "recompute"),
+    )
+    args: dict[str, Any] = {
+        "model": str(world.model),
+        "skip_tokenizer_init": True,
+        "block_size": 32,
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "enable_prefix_caching": True,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "async_scheduling": False,
+        "kv_transfer_config": kv,
+    }
+    args.update(overrides)
+    return EngineArgs(**args).create_engine_config()
+
+
+def kv_cache_config(config: VllmConfig, blocks: int, *, mla: bool = False) -> KVCacheConfig:
+    size = config.cache_config.block_size
+    spec: FullAttentionSpec
+    if mla:
+        spec = MLAAttentionSpec(
+            block_size=size,
+            num_kv_heads=1,
+            head_size=HEAD_SIZE,
+            dtype=torch.float32,
+            max_tp_shards=1,
+        )
+    else:
+        spec = FullAttentionSpec(
+            block_size=size, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=torch.float32
+        )
+    names = [f"model.layers.{i}.self_attn.attn" for i in range(LAYERS)]
+    page = spec.page_size_bytes
+    tensor = KVCacheTensor(
+        size=page * blocks * LAYERS, layers=names, layer_stride=page * blocks, block_stride=page
+    )
+    return KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[tensor],
+        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+        kv_cache_layout="LBHNC",
+        hash_block_size=size,
+    )
+
+
+class ScriptedEngine:
+    """One engine process's worth: scheduler, worker-side connector, page memory, scripted model."""
+
+    def __init__(
+        self, world: World, *, blocks: int = 64, mla: bool = False, **overrides: Any
+    ) -> None:
+        global _world
+        _world = world
+        self.world = world
+        self.config = vllm_config(world, **overrides)
+        self.kv = kv_cache_config(self.config, blocks, mla=mla)
+        self.config.cache_config.num_gpu_blocks = blocks
+        self.block = self.config.cache_config.block_size
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(self.block, sha256)
+        self.scheduler = Scheduler(
+            vllm_config=self.config,
+            kv_cache_config=self.kv,
+            structured_output_manager=StructuredOutputManager(self.config),
+            block_size=self.block,
+            log_stats=True,
+        )
+        self.connector: ScriptedConnector = self.scheduler.connector  # type: ignore[assignment]
+        self.worker = ScriptedConnector(self.config, KVConnectorRole.WORKER, self.kv)
+        heads, cell = (1, HEAD_SIZE) if mla else (HEADS, 2 * HEAD_SIZE)
+        self.memory = torch.full((LAYERS, blocks, heads, self.block, cell), -1.0)
+        names = self.kv.kv_cache_groups[0].layer_names
+        self.worker.register_kv_caches({n: self.memory[i] for i, n in enumerate(names)})
+        self.store = world.stores[-1]
+        self.tables: dict[str, list[int]] = {}
+        self.outputs: dict[str, list[int]] = {}
+        self.finished: dict[str, Any] = {}
+        self.reports: list[KVConnectorOutput] = []
+        self.steps = 0
+        self.check_bytes = True
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def request(self, name: str, tokens: list[int] | None, **kw: Any) -> Request:
+        params = SamplingParams(max_tokens=kw.pop("max_tokens", 4), ignore_eos=True)
+        if (logprobs := kw.pop("prompt_logprobs", None)) is not None:
+            params.prompt_logprobs = logprobs
+            params.skip_reading_prefix_cache = True
+        return Request(
+            request_id=name,
+            prompt_token_ids=tokens,
+            sampling_params=params,
+            pooling_params=None,
+            block_hasher=self._hasher,
+            **kw,
+        )
+
+    def add(self, name: str, tokens: list[int] | None, **kw: Any) -> Request:
+        request = self.request(name, tokens, **kw)
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, name: str) -> None:
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def step(self) -> KVConnectorOutput:
+        """schedule -> worker -> update, as the engine core does."""
+        self.steps += 1
+        assert self.steps < 5000, "the engine does not come to an end"
+        output = self.scheduler.schedule()
+        if not output.num_scheduled_tokens:
+            time.sleep(0.001)  # vLLM's engine core does the same when nothing was executed
+        return self._execute(output)
+
+    def run(self, limit: int = 500) -> None:
+        """Until there is nothing left to do."""
+        for _ in range(limit):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+        raise AssertionError(f"still busy after {limit} steps: {self.pending()}")
+
+    def generate(self, name: str, tokens: list[int], **kw: Any) -> list[int]:
+        self.add(name, tokens, **kw)
+        self.run()
+        return self.outputs[name]
+
+    def _execute(self, output: SchedulerOutput) -> KVConnectorOutput:
+        worker, meta = self.worker, output.kv_connector_metadata
+        assert meta is not None
+        worker.handle_preemptions(meta)
+        worker.bind_connector_metadata(meta)
+        self._update_tables(output)
+        sampled = [self._compute(r, n) for r, n in output.num_scheduled_tokens.items()]
+        worker.start_load_kv(None)  # type: ignore[arg-type]
+        worker.wait_for_save()
+        results = worker.get_transfer_results(output.finished_req_ids)
+        report = KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
+            kv_connector_worker_meta=worker.build_connector_worker_meta(),
+        )
+        worker.clear_connector_metadata()
+        self.reports.append(report)
+        ids = list(output.num_scheduled_tokens)
+        result = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={r: i for i, r in enumerate(ids)},
+            sampled_token_ids=sampled,
+            kv_connector_output=report,
+        )
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for out in outputs.outputs:
+                self.outputs.setdefault(out.request_id, []).extend(out.new_token_ids)
+                if out.finish_reason is not None:
+                    self.finished[out.request_id] = out.finish_reason
+            if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
+                for key, value in outputs.scheduler_stats.kv_connector_stats.items():
+                    self.counted[key] = self.counted.get(key, 0) + value
+        return report
+
+    @property
+    def counted(self) -> dict[str, float]:
+        return self.__dict__.setdefault("_counted", {})
+
+    def _update_tables(self, output: SchedulerOutput) -> None:
+        for new in output.scheduled_new_reqs:
+            self.tables[new.req_id] = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for req_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if req_id in cached.resumed_req_ids:
+                self.tables[req_id] = list(blocks[0]) if blocks else []
+            elif blocks:
+                self.tables[req_id] += blocks[0]
+
+    # -- the model ---------------------------------------------------------------------------------------
+
+    def _compute(self, req_id: str, count: int) -> list[int]:
+        request = self.scheduler.requests[req_id]
+        end = request.num_computed_tokens
+        start = end - count
+        tokens = list(request.all_token_ids)
+        cells = prefix_values(tokens[:end], request.cache_salt or "")
+        table = self.tables[req_id]
+        if self.check_bytes:
+            for position in range(start):
+                self._check(req_id, table, position, cells[position])
+        for position in range(start, end):
+            self._cell(table, position)[:] = torch.from_numpy(expand(cells[position], self.memory))
+        if end < len(tokens):
+            return []
+        return [int(cells[end - 1] % 1000) + 3]
+
+    def _cell(self, table: list[int], position: int) -> torch.Tensor:
+        return self.memory[:, table[position // self.block], :, position % self.block, :]
+
+    def _check(self, req_id: str, table: list[int], position: int, value: int) -> None:
+        found = self._cell(table, position).numpy()
+        wanted = expand(value, self.memory)
+        assert (found == wanted).all(), f"{req_id}: wrong bytes at position {position}"
+
+    def all_tasks(self) -> list[MemoryTask]:
+        """Every load and dump this engine's worker has submitted, in order."""
+        return list(self.store.tasks)
+
+    def grid_tokens(self) -> int:
+        """Tokens of a stored block."""
+        return self.connector._deployment.manifest.block_tokens
+
+    def chain_of(self, tokens: list[int], **kw: Any) -> ContentChain:
+        """The content chain of a prompt, as the connector builds it."""
+        chain = request_chain(
+            self.request("chain", tokens, **kw), self.grid_tokens(), AdapterKeys()
+        )
+        chain.extend(np.array(tokens, dtype=np.int64))
+        return chain
+
+    def pending(self) -> dict[str, int]:
+        """Everything either side still remembers; without zeros."""
+        both = {f"scheduler.{k}": v for k, v in self.connector.pending().items()}
+        both |= {f"worker.{k}": v for k, v in self.worker.pending().items()}
+        return {k: v for k, v in both.items() if v}
+
+    def close(self) -> None:
+        self.connector.shutdown()
+        self.worker.shutdown()
+
+
+def prefix_values(tokens: list[int], salt: str) -> list[int]:
+    """Per position a number that depends on every token up to it."""
+    state, out = hashlib.sha256(salt.encode()), []
+    for token in tokens:
+        state.update(int(token).to_bytes(4, "little"))
+        out.append(int.from_bytes(state.digest()[:3], "little"))
+    return out
+
+
+def expand(value: int, memory: torch.Tensor) -> np.ndarray:
+    """``float32[layers, heads, cell]`` of one token: different in every element, exact."""
+    layers, _, heads, _, cell = memory.shape
+    grid = np.arange(layers * heads * cell, dtype=np.float32).reshape(layers, heads, cell)
+    return (np.float32(value) + grid / 1024).astype(np.float32)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(3, 1000, length)]
