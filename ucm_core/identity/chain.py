@@ -49,6 +49,15 @@ def _checked(tokens: Tokens) -> npt.NDArray[np.uint32] | npt.NDArray[np.uint64]:
     raise TypeError(f"tokens must be uint32, uint64 or int64, got {tokens.dtype}")
 
 
+def object_ids(seed: bytes, links: Links) -> Ids:
+    """``uint8[N, 16]``: ids of the objects that end at ``links[N, 32]`` (rows may be strided), for the
+    coordinate that ``seed`` (32 bytes) stands for."""
+    ids: Ids = np.empty((len(links), ID_BYTES), np.uint8)
+    if len(links):
+        _native.hash.object_ids(seed, links, ids)
+    return ids
+
+
 class ContentChain:
     """Links of one growing prompt. Owned by one request, not thread-safe.
 
@@ -140,12 +149,8 @@ class ContentChain:
         stop = blocks if stop is None else stop
         if not 0 <= start <= stop <= blocks:
             raise IndexError(f"blocks [{start}, {stop}) are not within the {blocks} whole blocks")
-        ids: Ids = np.empty((stop - start, ID_BYTES), np.uint8)
-        if stop > start:
-            ends = self._buffer[: stop * links_per_block]
-            rows = ends[(start + 1) * links_per_block - 1 :: links_per_block]
-            _native.hash.object_ids(seed, rows, ids)
-        return ids
+        ends = self._buffer[: stop * links_per_block]
+        return object_ids(seed, ends[(start + 1) * links_per_block - 1 :: links_per_block])
 
     def tail_link(self, length: int | None = None) -> bytes:
         """Link over the first ``length`` (default: all) tokens after the last complete block.
