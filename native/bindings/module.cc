@@ -3,4 +3,6 @@
 NB_MODULE(_native, m) {
   m.doc() = "Native store and hashing of UCM (see native/include/ucm)";
   ucm::bindings::bind_hash(m);
+  ucm::bindings::bind_stages(m);
+  ucm::bindings::bind_store(m);
 }

@@ -1,3 +1,13 @@
 """Types of the compiled module; one stub per native part, bound in native/bindings/bind_<part>.cc."""
 
 from . import hash as hash
+from .stages import FakeMedium as FakeMedium
+from .stages import FakeStage as FakeStage
+from .stages import Geometry as Geometry
+from .stages import HostEvent as HostEvent
+from .stages import HostTier as HostTier
+from .stages import Stage as Stage
+from .stages import empty_stage as empty_stage
+from .stages import staging_tier as staging_tier
+from .store import Store as Store
+from .store import Task as Task

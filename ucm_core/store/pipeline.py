@@ -1,0 +1,136 @@
+"""Build the store of a pipeline: its stages bottom to top, the host tier, the native store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from ucm_core import _native
+from ucm_core.config.units import format_size
+from ucm_core.errors import ConfigError
+from ucm_core.names import nearest
+from ucm_core.registry import PipelineSpec, StageContext, StageSpec
+from ucm_core.store.config import StoreConfig
+from ucm_core.store.native_store import NativeBlockStore, native_geometry
+
+#: Pipelines that operators know from elsewhere -> what they need here.
+_VENDOR = "is a vendor's pipeline: install that vendor's plugin for UCM"
+VENDOR_PIPELINES: Mapping[str, str] = {
+    "Cache|Ds3fs": f"{_VENDOR}; 3FS also works as a mounted directory with 'Cache|Posix'",
+    "ASU": _VENDOR,
+    "Delegator": _VENDOR,
+    "YuanRong": _VENDOR,
+    "YuanRong|Posix": _VENDOR,
+}
+
+#: Of the staging buffers, the part that only loads may take.
+_LOAD_RESERVE_DIVISOR = 4
+_MIN_STAGING_OBJECTS = 2
+_MAX_STAGING_OBJECTS = 4096
+
+
+def open_store(
+    pipeline_name: str,
+    *,
+    stages: Mapping[str, StageSpec],
+    pipelines: Mapping[str, PipelineSpec],
+    stage_configs: Mapping[str, BaseModel],
+    store_config: StoreConfig,
+    context: StageContext,
+) -> NativeBlockStore:
+    """Set up a pipeline: from here on threads, rings and mappings exist, owned by this process.
+
+    ``pipelines`` maps names and aliases; ``stage_configs`` holds the validated options by stage name
+    (a stage without an entry gets its defaults). Role ``scheduler`` gets a store without buffers that
+    looks up, touches and prefetches. Raises ``ConfigError`` for names and sizes, and what a stage's
+    factory raises; whatever was built by then is shut down.
+    """
+    spec = _pipeline(pipeline_name, pipelines)
+    below: Any = None
+    tier: Any = None
+    built: list[Any] = []
+    try:
+        for name in reversed(spec.stages):
+            if tier is not None:
+                raise ConfigError(
+                    f"pipeline '{spec.name}': stage '{name}' stands above the host memory of "
+                    f"'{tier.name}', which must be the topmost stage"
+                )
+            stage = _build(spec, name, stages, stage_configs, context, below)
+            if isinstance(stage, _native.HostTier):
+                tier = stage
+            else:
+                below = stage
+                built.append(stage)
+        if below is None:
+            raise ConfigError(f"pipeline '{spec.name}': no storage stage below the host memory")
+        return NativeBlockStore(_store(below, tier, store_config, context), context.geometry)
+    except BaseException:
+        for stage in reversed(built):
+            stage.shutdown(timeout_s=1.0)
+        raise
+
+
+def staging_objects(budget_bytes: int, object_bytes: int) -> tuple[int, int]:
+    """(buffers only loads may take, buffers for all) from the budget of ``staging_buffer_gb``."""
+    total = min(budget_bytes // object_bytes, _MAX_STAGING_OBJECTS)
+    if total < _MIN_STAGING_OBJECTS:
+        raise ConfigError(
+            f"staging_buffer_gb is {format_size(budget_bytes)}; one object of this model is "
+            f"{format_size(object_bytes)} and at least {_MIN_STAGING_OBJECTS} are needed: set "
+            f"{format_size(_MIN_STAGING_OBJECTS * object_bytes)} or more"
+        )
+    reserve = max(1, total // _LOAD_RESERVE_DIVISOR)
+    return reserve, total - reserve
+
+
+def _pipeline(name: str, pipelines: Mapping[str, PipelineSpec]) -> PipelineSpec:
+    spec = pipelines.get(name)
+    if spec is not None:
+        return spec
+    known = ", ".join(sorted(pipelines)) or "none"
+    if name in VENDOR_PIPELINES:
+        raise ConfigError(f"pipeline '{name}' {VENDOR_PIPELINES[name]}; known: {known}")
+    raise ConfigError(f"unknown pipeline '{name}'{nearest(name, pipelines)}; known: {known}")
+
+
+def _build(
+    spec: PipelineSpec,
+    name: str,
+    stages: Mapping[str, StageSpec],
+    stage_configs: Mapping[str, BaseModel],
+    context: StageContext,
+    below: Any,
+) -> Any:
+    stage = stages.get(name)
+    if stage is None:
+        known = ", ".join(sorted(stages)) or "none"
+        raise ConfigError(
+            f"pipeline '{spec.name}': unknown stage '{name}'{nearest(name, stages)}; known: {known}"
+        )
+    if stage.needs_below and below is None:
+        raise ConfigError(f"pipeline '{spec.name}': stage '{name}' needs another stage below it")
+    config = stage_configs.get(name)
+    if config is None:
+        config = stage.config_model()
+    return stage.build(context, config, below)
+
+
+def _store(below: Any, tier: Any, config: StoreConfig, context: StageContext) -> _native.Store:
+    geometry = native_geometry(context.geometry)
+    if tier is None and context.role != "scheduler":
+        reserve, shared = staging_objects(config.staging_buffer_gb, geometry.object_bytes)
+        tier = _native.staging_tier(geometry, load_reserve=reserve, shared=shared)
+    return _native.Store(
+        below,
+        tier,
+        timeout_ms=config.timeout_ms,
+        waiting_depth=config.waiting_queue_depth,
+        running_depth=config.running_queue_depth,
+        copiers=config.copy_threads,
+        write_retries=config.dump_retries,
+        retry_delay_ms=20,
+        open_age_ms=0,
+    )
