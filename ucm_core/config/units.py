@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 GIB = 1 << 30
 
@@ -97,13 +97,42 @@ def _roots(value: Any) -> Any:
     return tuple(expanded)
 
 
+def _number_or_text(unit: str, example: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {
+            "anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}],
+            "examples": [example],
+            "x-plain-number": unit,
+        }
+    )
+
+
+_DIRECTORIES = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        ],
+        "examples": ["/mnt/a:/mnt/b"],
+    }
+)
+
 #: Bytes; a plain number is bytes.
-Bytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(ge=0)]
+Bytes = Annotated[
+    int, BeforeValidator(parse_size_bytes), Field(ge=0), _number_or_text("bytes", "64 KiB")
+]
 #: For options named ``*_gb``: the value is held in BYTES, a plain number is GiB.
-GibAsBytes = Annotated[int, BeforeValidator(_gib), Field(ge=0)]
+GibAsBytes = Annotated[int, BeforeValidator(_gib), Field(ge=0), _number_or_text("GiB", "512 MiB")]
 #: For options named ``*_ms``.
-Milliseconds = Annotated[int, BeforeValidator(parse_time_ms), Field(gt=0)]
+Milliseconds = Annotated[
+    int, BeforeValidator(parse_time_ms), Field(gt=0), _number_or_text("ms", "30 s")
+]
 #: For options named ``*_s``/``*_sec``: held in MILLISECONDS, a plain number is seconds.
-SecondsAsMs = Annotated[int, BeforeValidator(lambda v: parse_time_ms(v, 1000)), Field(gt=0)]
+SecondsAsMs = Annotated[
+    int,
+    BeforeValidator(lambda v: parse_time_ms(v, 1000)),
+    Field(gt=0),
+    _number_or_text("seconds", "2 min"),
+]
 #: One or more absolute directories, colon-separated text or a list; no duplicates.
-Directories = Annotated[tuple[Path, ...], BeforeValidator(_roots)]
+Directories = Annotated[tuple[Path, ...], BeforeValidator(_roots), _DIRECTORIES]

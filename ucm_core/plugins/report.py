@@ -70,13 +70,14 @@ def _one_error(error: BaseException) -> str:
     else:
         trace = traceback.extract_tb(error.__traceback__)
         frames = [f for f in trace if not _is_import_machinery(f.filename)]
-        if frames:
+        if frames:  # none: it was raised by the import itself, and the text names what is missing
             place = f" (at {frames[-1].filename}:{frames[-1].lineno})"
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
 def _is_import_machinery(filename: str) -> bool:
-    return filename.startswith("<frozen importlib") or "/importlib/" in filename
+    ours = filename.endswith("ucm_core/plugins/loading.py")
+    return ours or filename.startswith("<frozen importlib") or "/importlib/" in filename
 
 
 def _safe_str(error: BaseException) -> str:
