@@ -1,0 +1,299 @@
+"""Small random-weight models, written offline from fixed seeds: `config.json` + one safetensors file.
+
+They stand in for real checkpoints in the demo, in tests and in benchmarks. Needs numpy only. Weights
+have a real scale (unit-variance activations, attention logits with a standard deviation of about 4
+and an attention output that outweighs the residual stream), so that what a model answers depends on
+every cached key and value: changing one prompt token in 340 changes the first 12 answer tokens. With
+the tiny weights of a freshly initialised model a wrong KV cache would go unnoticed.
+
+Models are plain data (`MODELS`): a Hugging Face configuration and the list of tensors it implies.
+A checkpoint lives in a directory named by a digest of its recipe: a changed recipe is a new model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float32]
+
+#: Raise when the meaning of a recipe changes without its data changing.
+RECIPE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TensorRecipe:
+    """One tensor: normal with standard deviation ``std``, or the constant ``value`` when std is 0."""
+
+    name: str
+    shape: tuple[int, ...]
+    std: float = 0.0
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """``family`` picks the tensor list; ``config`` is the content of config.json."""
+
+    family: str
+    config: Mapping[str, Any]
+    seed: int = 7
+    gains: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        """Storage dtype of the weights: ``float32`` or ``bfloat16``."""
+        return str(self.config["torch_dtype"])
+
+    def with_config(self, **changes: Any) -> ModelRecipe:
+        """The same weights under another configuration (rope factor, dtype, ...)."""
+        return replace(self, config={**self.config, **changes})
+
+    def digest(self) -> str:
+        """12 hex digits that change whenever any byte of the checkpoint would."""
+        facts = [RECIPE_VERSION, self.family, self.config, self.seed, self.gains]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "use_cache": True,
+    "torch_dtype": "float32",
+}
+_GQA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+MODELS: dict[str, ModelRecipe] = {
+    "qwen3": ModelRecipe(
+        "qwen3",
+        {**_COMMON, **_GQA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+    ),
+    "llama": ModelRecipe(
+        "llama",
+        {**_COMMON, **_GQA, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        seed=11,
+    ),
+    # Multi-head latent attention and experts. vLLM's CPU kernels want bf16 and the true latent sizes.
+    "deepseek_v3": ModelRecipe(
+        "deepseek_v3",
+        {
+            **_COMMON,
+            "model_type": "deepseek_v3",
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "torch_dtype": "bfloat16",
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 64,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "first_k_dense_replace": 1,
+            "moe_layer_freq": 1,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+        },
+        seed=13,
+    ),
+    # 40 M parameters: big enough that skipping a prefill shows on a clock.
+    "demo": ModelRecipe(
+        "llama",
+        {
+            **_COMMON,
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 4096,
+            "hidden_size": 640,
+            "intermediate_size": 1792,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+        },
+        seed=17,
+    ),
+}
+
+
+def _linear(name: str, outputs: int, inputs: int, gain: float = 1.0) -> TensorRecipe:
+    return TensorRecipe(f"{name}.weight", (outputs, inputs), std=gain / math.sqrt(inputs))
+
+
+def _norm(name: str, size: int, value: float = 1.0) -> TensorRecipe:
+    return TensorRecipe(f"{name}.weight", (size,), value=value)
+
+
+def _mlp(prefix: str, hidden: int, inner: int) -> Iterator[TensorRecipe]:
+    yield _linear(f"{prefix}.gate_proj", inner, hidden)
+    yield _linear(f"{prefix}.up_proj", inner, hidden)
+    yield _linear(f"{prefix}.down_proj", hidden, inner)
+
+
+def _grouped_attention(prefix: str, c: Mapping[str, Any], qk_norm: bool) -> Iterator[TensorRecipe]:
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    # Sharp attention that dominates the residual stream: one changed key changes the answer.
+    sharp = 1.0 if qk_norm else 2.0
+    yield _linear(f"{prefix}.q_proj", heads * dim, hidden, sharp)
+    yield _linear(f"{prefix}.k_proj", kv_heads * dim, hidden, sharp)
+    yield _linear(f"{prefix}.v_proj", kv_heads * dim, hidden)
+    yield _linear(f"{prefix}.o_proj", hidden, heads * dim, 6.0)
+    if qk_norm:
+        yield _norm(f"{prefix}.q_norm", dim, 2.0)
+        yield _norm(f"{prefix}.k_norm", dim, 2.0)
+
+
+def _latent_attention(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    hidden, heads = c["hidden_size"], c["num_attention_heads"]
+    q_rank, kv_rank = c["q_lora_rank"], c["kv_lora_rank"]
+    nope, rope, v_dim = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    yield _linear(f"{prefix}.q_a_proj", q_rank, hidden)
+    yield _norm(f"{prefix}.q_a_layernorm", q_rank)
+    yield _linear(f"{prefix}.q_b_proj", heads * (nope + rope), q_rank, 1.5)
+    yield _linear(f"{prefix}.kv_a_proj_with_mqa", kv_rank + rope, hidden)
+    yield _norm(f"{prefix}.kv_a_layernorm", kv_rank)
+    yield _linear(f"{prefix}.kv_b_proj", heads * (nope + v_dim), kv_rank, 1.5)
+    yield _linear(f"{prefix}.o_proj", hidden, heads * v_dim, 6.0)
+
+
+def tensors_of(recipe: ModelRecipe) -> Iterator[TensorRecipe]:
+    """Every tensor of a model, in the order in which the random stream is drawn."""
+    c = recipe.config
+    hidden, vocab = c["hidden_size"], c["vocab_size"]
+    yield TensorRecipe("model.embed_tokens.weight", (vocab, hidden), std=1.0)
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        yield _norm(f"{prefix}.input_layernorm", hidden)
+        yield _norm(f"{prefix}.post_attention_layernorm", hidden)
+        if recipe.family == "deepseek_v3":
+            yield from _latent_attention(f"{prefix}.self_attn", c)
+        else:
+            qk_norm = recipe.family == "qwen3"
+            yield from _grouped_attention(f"{prefix}.self_attn", c, qk_norm)
+        if recipe.family == "deepseek_v3" and layer >= c["first_k_dense_replace"]:
+            inner, experts = c["moe_intermediate_size"], c["n_routed_experts"]
+            yield _linear(f"{prefix}.mlp.gate", experts, hidden)
+            yield TensorRecipe(f"{prefix}.mlp.gate.e_score_correction_bias", (experts,), std=0.1)
+            yield from _mlp(f"{prefix}.mlp.shared_experts", hidden, inner * c["n_shared_experts"])
+            for expert in range(experts):
+                yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, inner)
+        else:
+            yield from _mlp(f"{prefix}.mlp", hidden, c["intermediate_size"])
+    yield _norm("model.norm", hidden)
+    yield _linear("lm_head", vocab, hidden, 4.0)
+
+
+def _draw(tensor: TensorRecipe, rng: np.random.Generator) -> FloatArray:
+    if tensor.std == 0.0:
+        return np.full(tensor.shape, tensor.value, np.float32)
+    values: FloatArray = rng.standard_normal(tensor.shape, np.float32)
+    values *= np.float32(tensor.std)
+    return values
+
+
+def _encode(values: FloatArray, dtype: str) -> bytes:
+    if dtype == "float32":
+        return values.astype("<f4", copy=False).tobytes()
+    bits = values.view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    halves: npt.NDArray[np.uint16] = (rounded >> np.uint32(16)).astype("<u2")
+    return halves.tobytes()
+
+
+def _write_safetensors(recipe: ModelRecipe, out: BinaryIO) -> None:
+    tag, item = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}[recipe.dtype]
+    tensors = list(tensors_of(recipe))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for t in tensors:
+        size = math.prod(t.shape) * item
+        header[t.name] = {
+            "dtype": tag,
+            "shape": list(t.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(len(text).to_bytes(8, "little") + text)
+    rng = np.random.default_rng(recipe.seed)
+    for t in tensors:
+        out.write(_encode(_draw(t, rng), recipe.dtype))
+
+
+def write_model(recipe: ModelRecipe, directory: Path) -> Path:
+    """Write one checkpoint into ``directory``, which must not exist; appears whole or not at all."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        with (draft / "model.safetensors").open("wb") as out:
+            _write_safetensors(recipe, out)
+        (draft / "config.json").write_text(json.dumps(dict(recipe.config), indent=1) + "\n")
+        draft.chmod(0o755)
+        draft.rename(directory)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not (directory / "config.json").is_file():  # another process may have been first
+            raise
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return directory
+
+
+def cache_root() -> Path:
+    """Where generated checkpoints are kept: ``$UCM_MODEL_CACHE`` or the user's cache directory."""
+    override = os.environ.get("UCM_MODEL_CACHE")
+    if override:
+        return Path(override)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ucm" / "models"
+
+
+def ensure_model(name: str) -> Path:
+    """Directory of the model ``name`` of `MODELS`, written on first use (seconds at most)."""
+    recipe = MODELS[name]
+    directory = cache_root() / f"{name}-{recipe.digest()}"
+    if not (directory / "config.json").is_file():
+        write_model(recipe, directory)
+    return directory
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or MODELS:
+        print(ensure_model(wanted))
