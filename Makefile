@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 JOBS ?= 2
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
@@ -45,7 +46,7 @@ $(STAMPS)/linked: $(STAMPS)/venv $(PROJECT_FILES) dev/link.py
 	@touch $@
 
 build/dev/build.ninja: $(STAMPS)/venv CMakeLists.txt native/CMakeLists.txt
-	PATH=$(BIN):$$PATH cmake -S . -B build/dev -G Ninja -DUCM_TESTS=ON -DPython_EXECUTABLE=$(PY) >build/cmake.log \
+	PATH=$(BIN):$$PATH cmake -S . -B build/dev -G Ninja -DUCM_TESTS=ON -DUCM_BENCH=ON -DPython_EXECUTABLE=$(PY) >build/cmake.log \
 		|| { cat build/cmake.log; exit 1; }
 	@touch $@
 
@@ -117,7 +118,7 @@ demo: engine-vllm ## Save in one vLLM process, reuse in a second, compare the ou
 
 .PHONY: bench
 bench: engine-vllm ## Medians and ratios beside physical limits and peers
-	$(ENGINE_PY) -P benchmarks/run.py
+	$(ENGINE_PY) -m benchmarks $(BENCH_ARGS)
 
 .PHONY: wheels
 wheels: dev ## Wheels of every distribution into build/wheels

@@ -1,0 +1,1 @@
+"""Ratios against peers and physical limits of the same run; see README.md beside this file."""

