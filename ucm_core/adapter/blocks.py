@@ -51,20 +51,29 @@ class BlockGrid:
         offsets = np.arange(self.pieces, dtype=np.int64) * self.piece_tokens
         return blocks[:, None] * self.block_tokens + offsets
 
-    def pages(self, table: Table, blocks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def pages(
+        self, table: Table, blocks: npt.NDArray[np.int64], end: int | None = None
+    ) -> npt.NDArray[np.int64]:
         """``int64[N, pieces]``: the engine block id that holds each piece.
 
-        ``table`` is the request's block table from its first token on. A table too short for the
-        blocks asked for is an error: the caller asked for tokens without memory.
+        ``table`` is the request's block table from its first token on. Pieces from token ``end`` on
+        have no page (0). A table too short for the rest is an error: the caller asked for tokens
+        without memory.
         """
-        columns = self.starts(blocks) // self.engine_block
+        starts = self.starts(blocks)
+        columns = starts // self.engine_block
+        if end is not None:
+            columns[starts >= end] = 0
         if columns.size and int(columns.max()) >= len(table):
             raise ValueError(
                 f"block table of {len(table)} entries does not reach stored block "
                 f"{int(blocks.max())} (needs {int(columns.max()) + 1} blocks of "
                 f"{self.engine_block} tokens)"
             )
-        return table[columns]
+        pages = table[columns]
+        if end is not None:
+            pages[starts >= end] = 0
+        return pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +145,24 @@ class PageMap:
         self,
         pages: npt.NDArray[np.integer[Any]],
         blocks: npt.NDArray[np.int64],
-        skip_below: int = 0,
+        begin: int = 0,
+        end: int | None = None,
     ) -> Addresses:
         """``uint64[N * layers, pieces]``: one row per shard, block-major.
 
-        ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``. Pieces of tokens below
-        ``skip_below`` get address 0 (skip on load): they lie in pages that others read already.
+        ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``. Pieces outside the tokens
+        ``[begin, end)`` get address 0 (skip on load): below lie pages that others read already, above
+        what the engine computes itself.
         """
         starts = self.grid.starts(blocks)
         inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
         relative = (pages.astype(np.int64) * self.block_stride + inside).astype(np.uint64)
         out = relative[:, None, :] + self.bases[None, :, None]
-        if skip_below:
-            out[np.broadcast_to((starts < skip_below)[:, None, :], out.shape)] = 0
+        outside = starts < begin
+        if end is not None:
+            outside |= starts >= end
+        if outside.any():
+            out[np.broadcast_to(outside[:, None, :], out.shape)] = 0
         return np.ascontiguousarray(out.reshape(len(blocks) * self.layers, self.grid.pieces))
 
     def shards(self, count: int) -> npt.NDArray[np.uint32]:

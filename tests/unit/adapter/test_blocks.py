@@ -83,15 +83,16 @@ def test_every_run_holds_exactly_its_tokens(
             assert _read(pool, int(addresses[row, piece]), run) == b"".join(wanted)
 
 
-def test_pieces_of_a_local_hit_are_skipped() -> None:
+def test_pieces_outside_the_tokens_of_a_load_are_skipped() -> None:
     grid = BlockGrid(64, 16)
     pages = PageMap(grid, np.array([1 << 20, 1 << 21], dtype=np.uint64), 1000, 10)
-    table = np.arange(1, 13, dtype=np.int64)
+    table = np.arange(1, 12, dtype=np.int64)  # ends before token 176 + 16
     blocks = np.array([1, 2])
-    addresses = pages.addresses(grid.pages(table, blocks), blocks, skip_below=96)
+    addresses = pages.addresses(grid.pages(table, blocks, 176), blocks, 96, 176)
     assert (addresses[:2, :2] == 0).all()
     assert (addresses[:2, 2:] != 0).all()
-    assert (addresses[2:] != 0).all()
+    assert (addresses[2:, :3] != 0).all()
+    assert (addresses[2:, 3:] == 0).all()  # from token 176 on the engine computes
 
 
 def test_a_table_that_is_too_short_is_an_error_not_a_wrong_page() -> None:

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     """KV that outlives the process. See ``docs/operator-vllm.md`` for options and failure behaviour."""
 
-    _cache_hit_source = CacheHitSource.DISK
-
     def __init__(
         self,
         vllm_config: VllmConfig,
@@ -155,7 +153,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def get_external_cache_hit_sources(
         self, request: Request, num_external_tokens: int
     ) -> dict[CacheHitSource, int]:
-        return {self._cache_hit_source: num_external_tokens} if num_external_tokens else {}
+        # Which tier will serve is known only when the load has run; only a one-tier pipeline is sure.
+        sure = self._deployment.settings.tiers == ("Posix",)
+        source = CacheHitSource.DISK if sure else CacheHitSource.EXTERNAL_UNSPECIFIED
+        return {source: num_external_tokens} if num_external_tokens else {}
 
     def reset_cache(self) -> bool:
         """What is stored stays, but this process does not use it any more: see SchedulerSide.reset."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ucm_core.adapter.blocks import BlockGrid, PageMap
+from ucm_core.adapter.blocks import PageMap
 from ucm_core.errors import UnsupportedError
-from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, ModelIdentity, open_namespace
+from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
+from ucm_core.spec import Coordinate, SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry
-from ucm_vllm.coordinates import Coordinate, Cut, check_page_geometry
 from ucm_vllm.facts import Facts, read_facts
-from ucm_vllm.identity import AdapterKeys, find_weights, model_identity, seed
-from ucm_vllm.lookup import LookupLane, LookupService
-from ucm_vllm.resolve import HitRule
+from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
+from ucm_vllm.lookup import LookupService
+from ucm_vllm.placement import Placement, fitting_block_tokens
 from ucm_vllm.scheduler import SchedulerSide
 from ucm_vllm.worker import Lane, WorkerSide
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ucm.vllm")
 
+DEFAULT_NAMESPACE = "default"
 #: A lookup that takes longer is a miss: recomputing is better than a stalled queue.
 LOOKUP_TIMEOUT_S = 2.0
 
@@ -48,6 +49,8 @@ class Settings:
     timeout_ms: int = 30_000
     persist_token_threshold: int = 0
     use_lite: bool = False
+    #: Stages of the pipeline, top to bottom.
+    tiers: tuple[str, ...] = ()
 
 
 class OpenStore(Protocol):
@@ -66,63 +69,52 @@ class Deployment:
     open_store: OpenStore
     facts: Facts = field(init=False)
     manifest: Manifest = field(init=False)
-    cut: Cut = field(init=False)
-    identity: ModelIdentity = field(init=False)
+    placement: Placement = field(init=False)
     weights_source: str = field(init=False)
-    _stores: dict[int, BlockStore] = field(init=False, default_factory=dict)
+    _stores: dict[str, BlockStore] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.facts = read_facts(self.vllm_config, self.kv_cache_config)
         self.manifest = self._namespace()
-        grid = check_page_geometry(self.facts, self.manifest.block_tokens)
-        self.cut = Cut(self.facts, grid, self.manifest.head_slices)
         weights = find_weights(self.vllm_config, self.settings.model_id)
         self.weights_source = weights.source
-        self.identity = model_identity(self.vllm_config, self.facts, weights)
+        identity = model_identity(self.vllm_config, self.facts, weights)
+        self.placement = Placement.build(self.facts, identity, self.manifest, kv_dtype(self.facts))
 
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
         settings, facts = self.settings, self.facts
-        fitting = DEFAULT_BLOCK_TOKENS
-        if facts.opaque and fitting % facts.engine_block:
-            fitting = facts.engine_block * -(-fitting // facts.engine_block)
-        tokens = settings.block_tokens if settings.block_tokens is not None else None
-        if settings.namespace is not None:
+        fitting = fitting_block_tokens(facts, DEFAULT_BLOCK_TOKENS)
+        if settings.namespace is not None and settings.roots:
             return open_namespace(
                 settings.roots,
                 settings.namespace,
-                block_tokens=tokens,
+                block_tokens=settings.block_tokens,
                 head_slices=settings.head_slices,
                 first_block_tokens=fitting,
                 first_head_slices=facts.shards,
             )
         # Another block size or head split is another namespace: the default start must not fail
         # because an earlier one chose differently.
-        tokens = tokens or fitting
+        tokens = settings.block_tokens or fitting
         slices = settings.head_slices or facts.shards
-        name = "default"
+        name = settings.namespace or DEFAULT_NAMESPACE
         if tokens != DEFAULT_BLOCK_TOKENS:
             name += f"-b{tokens}"
         if slices != 1:
             name += f"-h{slices}"
+        if not settings.roots:  # a pipeline without directories has nowhere to keep a manifest
+            return Manifest(name, tokens, slices)
         return open_namespace(settings.roots, name, block_tokens=tokens, head_slices=slices)
 
     # -- coordinates, geometry, stores -------------------------------------------------------------
 
-    @property
-    def grid(self) -> BlockGrid:
-        return self.cut.grid
-
-    def seed(self, coordinate: Coordinate) -> bytes:
-        """Seed of the ids of a coordinate's objects: the one function both sides use."""
-        return seed(self.identity, self.facts, coordinate, self.manifest.block_tokens)
-
     def geometry(self, coordinate: Coordinate) -> Geometry:
         """One shard per layer; a shard is the coordinate's heads of every piece of a stored block."""
-        run, _ = self.cut.run(coordinate)
-        pieces = self.grid.pieces
+        run, _ = self.placement.run(coordinate)
+        pieces = self.placement.grid.pieces
         return Geometry(
-            shard_count=coordinate.layer_count,
+            shard_count=len(coordinate.layers),
             shard_bytes=pieces * run.nbytes * run.count,
             runs_per_shard=pieces,
             run=run,
@@ -137,12 +129,16 @@ class Deployment:
             f"heads={coordinate.heads[1] - coordinate.heads[0]}"
         )
 
-    def store(self, coordinate: Coordinate) -> BlockStore:
-        """The store of a coordinate's geometry; opened once per number of layers."""
-        layers = coordinate.layer_count
-        if layers not in self._stores:
-            self._stores[layers] = self.open_store(self.geometry(coordinate), self.manifest)
-        return self._stores[layers]
+    def store_name(self, at: SeededCoordinate) -> str:
+        """Which store holds a coordinate: objects of one shape share one."""
+        return f"{at.row.store}/{len(at.coordinate.layers)}"
+
+    def store(self, at: SeededCoordinate) -> BlockStore:
+        """The store of a coordinate; opened on first use."""
+        name = self.store_name(at)
+        if name not in self._stores:
+            self._stores[name] = self.open_store(self.geometry(at.coordinate), self.manifest)
+        return self._stores[name]
 
     # -- the two sides -------------------------------------------------------------------------------
 
@@ -150,15 +146,14 @@ class Deployment:
         """Looks up every coordinate of the model; moves no bytes."""
         transfer = self.vllm_config.kv_transfer_config
         assert transfer is not None
-        lanes = [LookupLane(self.store(c), self.seed(c)) for c in self.cut.all()]
+        stores = {self.store_name(at): self.store(at) for at in self.placement.all()}
         lite = self.settings.use_lite
         return SchedulerSide(
-            grid=self.grid,
-            lookups=LookupService(lanes, timeout_s=LOOKUP_TIMEOUT_S),
-            hit_rule=HitRule(self.grid.block_tokens),
+            placement=self.placement,
+            lookups=LookupService(stores, timeout_s=LOOKUP_TIMEOUT_S),
+            store_of=self.store_name,
             adapter_key=AdapterKeys(),
             workers=self.vllm_config.parallel_config.world_size,
-            replicas=self.facts.replicas,
             loads=transfer.is_kv_consumer and not lite,
             saves=transfer.is_kv_producer and not lite,
             persist_token_threshold=self.settings.persist_token_threshold,
@@ -170,17 +165,24 @@ class Deployment:
         """Moves the bytes of one rank. ``kv_caches``: vLLM's layer name -> tensor; kept alive by vLLM."""
         names = self._layers_in_order(kv_caches, pp_rank)
         tensors = [kv_caches[name] for name in names]
-        pages = self.check_tensors(tensors)
+        stride = self.check_tensors(tensors)
         bases = np.array([t.data_ptr() for t in tensors], dtype=np.uint64)
-        lanes = []
-        for coordinate in self.cut.of_rank(pp_rank, tp_rank):
-            _, offset = self.cut.run(coordinate)
+        lanes: list[Lane] = []
+        for at in self.placement.of_rank(pp_rank, tp_rank):
+            _, offset = self.placement.run(at.coordinate)
+            geometry = self.geometry(at.coordinate)
             lanes.append(
                 Lane(
-                    store=self.store(coordinate),
-                    seed=self.seed(coordinate),
-                    pages=PageMap(self.grid, bases, pages, self.cut.page().token_stride, offset),
-                    block_bytes=self.geometry(coordinate).shard_bytes * coordinate.layer_count,
+                    store=self.store(at),
+                    seed=at.seed,
+                    pages=PageMap(
+                        self.placement.grid,
+                        bases,
+                        stride,
+                        self.placement.page().token_stride,
+                        offset,
+                    ),
+                    block_bytes=geometry.shard_bytes * geometry.shard_count,
                     replica=tp_rank % self.facts.replicas,
                     replicas=self.facts.replicas,
                 )
@@ -209,7 +211,7 @@ class Deployment:
 
         vLLM checks nothing that a connector writes, so a surprise here is refused.
         """
-        page = self.cut.page()
+        page = self.placement.page()
         blocks = self.kv_cache_config.num_blocks
         strides: set[int] = set()
         for tensor in tensors:

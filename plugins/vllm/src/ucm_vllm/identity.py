@@ -22,7 +22,6 @@ from ucm_core.identity import (
     ChainExtra,
     ContentChain,
     Encodable,
-    GroupFacts,
     ModelIdentity,
     WeightsIdentity,
     adapter_key,
@@ -30,7 +29,6 @@ from ucm_core.identity import (
     encode,
     weights_identity,
 )
-from ucm_vllm.coordinates import Coordinate
 from ucm_vllm.facts import Facts
 
 if TYPE_CHECKING:
@@ -158,19 +156,6 @@ def model_identity(
         rope=rope_facts(model),
         extra=extra,
     )
-
-
-def seed(identity: ModelIdentity, facts: Facts, coordinate: Coordinate, block_tokens: int) -> bytes:
-    """Seed of one coordinate's object ids."""
-    group = GroupFacts(
-        kind="chain",
-        block_tokens=block_tokens,
-        heads=facts.total_heads,
-        head_size=facts.head_size,
-        dtype=kv_dtype(facts),
-        role="latent" if facts.kind == "mla" else "",
-    )
-    return identity.group(group, range(*coordinate.layers), coordinate.heads).seed()
 
 
 def kv_dtype(facts: Facts) -> str:

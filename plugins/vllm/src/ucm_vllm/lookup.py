@@ -11,14 +11,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from ucm_core.coordinator import LookupPlan, Votes
 from ucm_core.store.contract import BlockStore
-from ucm_vllm.identity import object_ids
 
 _log = logging.getLogger("ucm.vllm")
 
@@ -27,49 +26,40 @@ INLINE_WAIT_S = 0.02
 #: Lookups waiting for the thread; a full queue is answered as a miss.
 QUEUE_LIMIT = 256
 
-Present = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class LookupLane:
-    """One coordinate: the seed of its ids and the store that holds its objects."""
-
-    store: BlockStore
-    seed: bytes
-
 
 @dataclass(slots=True)
 class Lookup:
-    """One batched question. ``present`` is set before ``done``; None means it failed: ``error``."""
+    """One batched question. ``votes`` is set before ``done``; None means it failed: ``error``."""
 
-    links: npt.NDArray[np.uint8]
+    plan: LookupPlan
     deadline: float
     done: threading.Event = field(default_factory=threading.Event)
-    present: Present | None = None
+    votes: Votes | None = None
     error: str = ""
 
 
 class LookupService:
-    """Asks every coordinate of every link; a block is present when all coordinates are.
+    """Asks each store of a plan once. ``stores``: by the names that plans use.
 
     Created by the scheduler side; the thread starts with the first question (never before a fork).
     """
 
-    def __init__(self, lanes: Sequence[LookupLane], *, timeout_s: float) -> None:
-        self._by_store: dict[int, tuple[BlockStore, list[bytes]]] = {}
-        for lane in lanes:
-            self._by_store.setdefault(id(lane.store), (lane.store, []))[1].append(lane.seed)
+    def __init__(self, stores: Mapping[str, BlockStore], *, timeout_s: float) -> None:
+        self._stores = dict(stores)
         self._timeout_s = timeout_s
         self._questions: queue.Queue[Lookup | None] = queue.Queue(QUEUE_LIMIT)
         self._thread: threading.Thread | None = None
         self._stuck: Lookup | None = None
         self._closed = False
 
-    def ask(self, links: npt.NDArray[np.uint8]) -> Lookup:
+    def ask(self, plan: LookupPlan) -> Lookup:
         """Submit a question; it may be answered already. Never blocks longer than INLINE_WAIT_S."""
-        lookup = Lookup(links, time.monotonic() + self._timeout_s)
-        if self._closed or not len(links):
-            return self._answer(lookup, np.zeros(len(links), dtype=bool))
+        lookup = Lookup(plan, time.monotonic() + self._timeout_s)
+        if self._closed:
+            return self._answer(lookup, None, "closed")
+        if not any(len(ids) for ids in plan.ids.values()):
+            nothing = {store: np.zeros(0, dtype=bool) for store in plan.ids}
+            return self._answer(lookup, plan.votes(nothing))
         if self._stuck is not None:
             if not self._stuck.done.is_set():
                 return self._answer(lookup, None, "stuck")
@@ -92,9 +82,9 @@ class LookupService:
         if self._stuck is None:
             self._stuck = lookup
             _log.error(
-                "a lookup of %d blocks did not answer within %.1f s: is the storage hung? Lookups are "
+                "a lookup of %d objects did not answer within %.1f s: is the storage hung? Lookups are "
                 "misses until it returns",
-                len(lookup.links),
+                sum(len(ids) for ids in lookup.plan.ids.values()),
                 self._timeout_s,
             )
         return True
@@ -113,8 +103,8 @@ class LookupService:
             _log.warning("the lookup thread is stuck in the storage; it ends with the process")
 
     @staticmethod
-    def _answer(lookup: Lookup, present: Present | None, error: str = "") -> Lookup:
-        lookup.present, lookup.error = present, error
+    def _answer(lookup: Lookup, votes: Votes | None, error: str = "") -> Lookup:
+        lookup.votes, lookup.error = votes, error
         lookup.done.set()
         return lookup
 
@@ -126,15 +116,9 @@ class LookupService:
     def _run(self) -> None:
         while (lookup := self._questions.get()) is not None:
             try:
-                self._answer(lookup, self._look_up(lookup.links))
+                ids = lookup.plan.ids
+                answers = {name: self._stores[name].lookup(ids[name]) for name in ids}
+                self._answer(lookup, lookup.plan.votes(answers))
             except Exception as error:  # the thread must survive whatever a store does
-                _log.warning("lookup of %d blocks failed: %s", len(lookup.links), error)
+                _log.warning("a lookup failed: %s", error)
                 self._answer(lookup, None, type(error).__name__)
-
-    def _look_up(self, links: npt.NDArray[np.uint8]) -> Present:
-        present = np.ones(len(links), dtype=bool)
-        for store, seeds in self._by_store.values():
-            ids = np.concatenate([object_ids(seed, links) for seed in seeds])
-            found = np.asarray(store.lookup(ids), dtype=bool)
-            present &= found.reshape(len(seeds), len(links)).all(axis=0)
-        return present

@@ -24,8 +24,9 @@ Rows = npt.NDArray[np.int64]
 class TransferOp:
     """One load or save of one request: stored blocks ``blocks[N]`` and the pages that hold them.
 
-    ``pages`` is ``int32[N, pieces]`` (engine block ids). Pieces of tokens below ``skip_below`` are
-    not touched by a load. ``attempt`` shifts the elected writer when an earlier one failed.
+    ``pages`` is ``int32[N, pieces]`` (engine block ids). A load touches only tokens ``[begin, end)``: what
+    lies below is others' or there already, what lies above is computed. ``attempt`` shifts the
+    elected writer when an earlier one failed.
     """
 
     op_id: int
@@ -33,7 +34,8 @@ class TransferOp:
     links: Links
     blocks: npt.NDArray[np.int64]
     pages: npt.NDArray[np.int32]
-    skip_below: int = 0
+    begin: int
+    end: int
     attempt: int = 0
 
 

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.adapter.blocks import BlockGrid
 from ucm_core.adapter.tracker import Phase, RequestTracker
+from ucm_core.coordinator import plan_lookup, resolve_hit
 from ucm_core.identity import ContentChain
+from ucm_core.spec import SeededCoordinate
 from ucm_vllm.identity import Uncacheable, request_chain
 from ucm_vllm.keys import BadKeys, PendingKeys, Prints, fingerprints
 from ucm_vllm.lookup import Lookup, LookupService
 from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
-from ucm_vllm.resolve import HitRule
+from ucm_vllm.placement import Placement
 from ucm_vllm.stats import UcmStats
 
 if TYPE_CHECKING:
@@ -73,31 +74,32 @@ class _SaveState:
 class SchedulerSide:
     """See the module text.
 
-    ``workers``: ranks that report each operation. ``replicas``: ranks that hold the same content, so
-    that a save which one of them failed is taken over by the next. ``adapter_key``: LoRA request ->
+    ``store_of``: which of the lookup service's stores holds a coordinate. ``workers``: ranks that
+    report each operation. ``adapter_key``: LoRA request ->
     key by content. ``loads``/``saves``: what the role and the configuration allow.
     """
 
     def __init__(
         self,
         *,
-        grid: BlockGrid,
+        placement: Placement,
         lookups: LookupService,
-        hit_rule: HitRule,
+        store_of: Callable[[SeededCoordinate], str],
         adapter_key: Callable[[Any], str],
         workers: int = 1,
-        replicas: int = 1,
         loads: bool = True,
         saves: bool = True,
         persist_token_threshold: int = 0,
         stats: UcmStats | None = None,
     ) -> None:
-        self._grid = grid
+        self._placement = placement
+        self._grid = placement.grid
         self._lookups = lookups
-        self._hit_rule = hit_rule
+        self._store_of = store_of
         self._adapter_key = adapter_key
         self._workers = workers
-        self._replicas = replicas
+        # Content equal on several ranks: a save that one of them failed is taken over by the next.
+        self._replicas = placement.facts.replicas
         self._loads = loads
         self._saves = saves
         self._threshold = persist_token_threshold
@@ -175,7 +177,14 @@ class SchedulerSide:
         if bad.any():
             self.stats.add("suppressed_blocks", int((bad & offered).sum()))
             offered &= ~bad
-        return self._hit_rule.usable(offered, request.num_tokens, local)
+        plan = resolve_hit(
+            self._placement.table,
+            request.num_tokens,
+            {self._placement.row.name: offered},
+            local=local,
+            alignment=self._grid.engine_block,
+        )
+        return plan.p_star
 
     def _look_up(self, record: _Record, request: Request) -> npt.NDArray[np.bool_] | None:
         """Presence of every whole block of the request's tokens; None: not known yet."""
@@ -184,10 +193,11 @@ class SchedulerSide:
         now = time.monotonic()
         if record.lookup is None:
             blocks = request.num_tokens // self._grid.block_tokens
-            if now < record.answered_at + ANSWER_LIFE_S and len(record.present) == blocks:
+            if now < record.answered_at + ANSWER_LIFE_S and len(record.present) >= blocks:
                 return record.present
             self._extend(record, blocks)
-            record.lookup = self._lookups.ask(chain.links[:blocks])
+            plan = plan_lookup(self._placement.keys, chain, store_of=self._store_of)
+            record.lookup = self._lookups.ask(plan)
             if not record.asked:
                 record.asked = True
                 self.stats.add("requests")
@@ -197,11 +207,14 @@ class SchedulerSide:
             return None
         record.lookup = None
         record.answered_at = now
-        if lookup.done.is_set() and lookup.present is not None:
-            record.present = lookup.present
-        else:
+        votes = lookup.votes if lookup.done.is_set() else None
+        if votes is None:
             self.stats.add("lookup_failures", 1, lookup.error or "timeout")
-            record.present = np.zeros(len(lookup.links), dtype=bool)
+            record.present = np.zeros(len(chain), dtype=bool)
+        else:
+            answer = votes.present[self._placement.row.name]
+            assert not isinstance(answer, int)
+            record.present = answer
         return record.present
 
     def _extend(self, record: _Record, blocks: int) -> None:
@@ -227,20 +240,27 @@ class SchedulerSide:
             )
         size = self._grid.block_tokens
         blocks = np.arange(local // size, -(-(local + external) // size), dtype=np.int64)
-        op = self._op(record, blocks, table, skip_below=local)
+        op = self._op(record, blocks, table, local, local + external)
         self.stats.add("hit_tokens", external)
         self._load_prints[request_id] = (op.op_id, fingerprints(op.links))
         self._meta.loads.append(op)
 
     def _op(
-        self, record: _Record, blocks: npt.NDArray[np.int64], table: list[int], skip_below: int = 0
+        self,
+        record: _Record,
+        blocks: npt.NDArray[np.int64],
+        table: list[int],
+        begin: int = 0,
+        end: int | None = None,
     ) -> TransferOp:
+        """Stored blocks over the pages of ``table``; tokens outside ``[begin, end)`` are not touched."""
         assert record.chain is not None
         op_id = self._next_op
         self._next_op += 1
-        pages = self._grid.pages(np.asarray(table, dtype=np.int64), blocks).astype(np.int32)
+        last = (int(blocks[-1]) + 1) * self._grid.block_tokens if end is None else end
+        pages = self._grid.pages(np.asarray(table, dtype=np.int64), blocks, last).astype(np.int32)
         links = record.chain.links[blocks]
-        return TransferOp(op_id, record.request.request_id, links, blocks, pages, skip_below)
+        return TransferOp(op_id, record.request.request_id, links, blocks, pages, begin, last)
 
     # -- one step --------------------------------------------------------------------------------------
 
@@ -453,7 +473,8 @@ def _only(op: TransferOp, rows: npt.NDArray[np.int64], op_id: int) -> TransferOp
         op.links[rows],
         op.blocks[rows],
         op.pages[rows],
-        op.skip_below,
+        op.begin,
+        op.end,
         op.attempt,
     )
 

@@ -1,18 +1,161 @@
-"""Start: read the configuration, say what was chosen, warn about what will disappoint."""
+"""Start: read the configuration, choose what was left open, say so, and warn about what disappoints."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ucm_core.errors import UnsupportedError
-from ucm_vllm.deployment import Deployment
+from ucm_core.config.load import load_config
+from ucm_core.config.model import UcmConfig
+from ucm_core.config.units import format_size
+from ucm_core.identity import Manifest
+from ucm_core.plugins import PluginHost
+from ucm_core.registry import Role, StageContext
+from ucm_core.store.contract import BlockStore, Geometry
+from ucm_core.store.pipeline import open_store
+from ucm_vllm.deployment import Deployment, Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
+_log = logging.getLogger("ucm.vllm")
+
+#: Loggers whose lines belong in vLLM's log.
+_OURS = ("ucm", "ucm_core")
+
 
 def open_deployment(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, role: str
 ) -> Deployment:
-    raise UnsupportedError("not wired yet")
+    """Configuration -> deployment. ``role``: "scheduler" or "worker".
+
+    Raises with every reason listed when something is wrong or not supported, before any store,
+    thread or buffer exists.
+    """
+    adopt_logging()
+    transfer = vllm_config.kv_transfer_config
+    assert transfer is not None
+    host = PluginHost().load()
+    config = load_config(transfer.kv_connector_extra_config, host=host)
+    opener = _Opener(host, config, "scheduler" if role == "scheduler" else "worker", vllm_config)
+    deployment = Deployment(vllm_config, kv_cache_config, settings(config), opener.open)
+    if role == "scheduler":
+        report(deployment, config, host)
+    return deployment
+
+
+def settings(config: UcmConfig) -> Settings:
+    """The adapter's part of a configuration."""
+    core = config.core
+    roots: list[Path] = []
+    for options in config.stages.values():
+        roots += getattr(options, "storage_backends", ())
+    return Settings(
+        roots=tuple(roots),
+        namespace=core.namespace,
+        block_tokens=core.block_tokens,
+        head_slices=core.head_slices,
+        model_id=core.model_id,
+        timeout_ms=config.store.timeout_ms,
+        persist_token_threshold=core.persist_token_threshold,
+        use_lite=core.use_lite,
+        tiers=config.pipeline.stages,
+    )
+
+
+class _Opener:
+    """Opens pipelines for one process of a deployment."""
+
+    def __init__(
+        self, host: PluginHost, config: UcmConfig, role: Role, vllm_config: VllmConfig
+    ) -> None:
+        self._host, self._config, self._role = host, config, role
+        self._parallel = vllm_config.parallel_config
+
+    def open(self, geometry: Geometry, manifest: Manifest) -> BlockStore:
+        local_rank = 0 if self._role == "scheduler" else _local_rank()
+        context = StageContext(
+            geometry=geometry,
+            namespace_dir_name=manifest.directory_name,
+            namespace_digest=manifest.digest,
+            role=self._role,
+            local_rank=local_rank,
+            local_rank_size=self._parallel.local_world_size,
+            timeout_ms=self._config.store.timeout_ms,
+            owner=f"vllm {self._role} {local_rank}",
+        )
+        return open_store(
+            self._config.pipeline.name,
+            stages=self._host.stages,
+            pipelines=self._host.pipelines,
+            stage_configs=self._config.stages,
+            store_config=self._config.store,
+            context=context,
+        )
+
+
+def _local_rank() -> int:
+    from vllm.distributed.parallel_state import get_world_group
+
+    return int(get_world_group().local_rank)
+
+
+def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
+    """What an operator wants to see once, from the scheduler: choices, sizes, and warnings."""
+    facts, manifest = deployment.facts, deployment.manifest
+    row = deployment.placement.row
+    block = row.shard_bytes * len(row.layers)
+    lines = [
+        f"UCM: pipeline {config.pipeline.name} ({config.pipeline.summary})",
+        f"  configuration: {config.origin}",
+        f"  directories: {', '.join(map(str, deployment.settings.roots)) or 'none'}",
+        f"  namespace {manifest.name}: stored blocks of {manifest.block_tokens} tokens "
+        f"({format_size(block)} each), {manifest.head_slices} head slice(s)",
+        f"  model: {row.name}, {len(row.layers)} layers, vLLM blocks of {facts.engine_block} tokens, "
+        f"tp {facts.tp} pp {len(facts.stages)}",
+        f"  weights identity: {deployment.weights_source}",
+        "  loads before the request runs (async direct); saves in the step that completes a block",
+    ]
+    for entry in config.entries():
+        if entry.source.startswith("chosen"):
+            lines.append(f"  {entry.key} = {entry.value} ({entry.source})")
+    _log.info("%s", "\n".join(lines))
+    for warning in config.warnings:
+        _log.warning("%s", warning)
+    _warn_about_disappointments(deployment, config, host)
+
+
+def _warn_about_disappointments(
+    deployment: Deployment, config: UcmConfig, host: PluginHost
+) -> None:
+    if not any(host.stage(name).persistent for name in config.pipeline.stages):
+        _log.warning(
+            "pipeline %s keeps nothing: no later process will find what this one computed. Choose one "
+            "that ends in a persistent stage, such as Posix",
+            config.pipeline.name,
+        )
+    if deployment.settings.use_lite:
+        _log.warning("use_lite is set: requests are looked up, nothing is loaded or saved")
+    transfer = deployment.vllm_config.kv_transfer_config
+    assert transfer is not None
+    if transfer.is_kv_consumer and transfer.kv_load_failure_policy == "fail":
+        _log.warning(
+            'kv_load_failure_policy is "fail" (vLLM\'s default): a stored block that cannot be loaded '
+            'ends its request with an error. Recommended: "kv_load_failure_policy":"recompute" in '
+            "--kv-transfer-config"
+        )
+    for warning in deployment.placement.table.warnings:
+        _log.warning("%s", warning)
+
+
+def adopt_logging() -> None:
+    """Our lines go where vLLM's go, unless the operator has given our loggers handlers of their own."""
+    theirs = logging.getLogger("vllm")
+    for name in _OURS:
+        ours = logging.getLogger(name)
+        if theirs.handlers and not ours.handlers:
+            ours.handlers = list(theirs.handlers)
+            ours.setLevel(theirs.level)
+            ours.propagate = theirs.propagate

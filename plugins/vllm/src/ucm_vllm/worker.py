@@ -120,7 +120,7 @@ class WorkerSide:
         shards = lane.pages.shards(len(rows))
         try:
             if load:
-                addresses = lane.pages.addresses(op.pages[rows], blocks, op.skip_below)
+                addresses = lane.pages.addresses(op.pages[rows], blocks, op.begin, op.end)
                 return _Part(lane, rows, lane.store.load(ids, shards, addresses))
             addresses = lane.pages.addresses(op.pages[rows], blocks)
             return _Part(lane, rows, lane.store.dump(ids, shards, addresses))
@@ -177,7 +177,7 @@ class WorkerSide:
         if not self._lanes:
             return [int(p) for p in np.unique(pages)]
         starts = self._lanes[0].pages.grid.starts(op.blocks[rows])
-        return [int(p) for p in np.unique(pages[starts >= op.skip_below])]
+        return [int(p) for p in np.unique(pages[(starts >= op.begin) & (starts < op.end)])]
 
     # -- saves -------------------------------------------------------------------------------------
 

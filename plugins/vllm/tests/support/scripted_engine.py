@@ -36,8 +36,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from ucm_core.store.contract import Geometry
 from ucm_core.identity import ContentChain
+from ucm_core.store.contract import Geometry
 from ucm_vllm.connector import UCMConnector
 from ucm_vllm.deployment import Deployment, Settings
 from ucm_vllm.identity import AdapterKeys, request_chain

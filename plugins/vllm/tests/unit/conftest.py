@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     pytest.importorskip("vllm", reason="needs the engine environment of `make engine-vllm`")
     import scripted_engine  # noqa: F401
 
-from scripted_engine import ScriptedEngine, World  # noqa: E402
+from scripted_engine import ScriptedEngine, World
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from ucm_core.store.contract import Status
 
 
 def _block_id(engine: ScriptedEngine, tokens: list[int], block: int) -> bytes:
-    coordinate = engine.connector._deployment.cut.all()[0]
-    seed = engine.connector._deployment.seed(coordinate)
+    seed = engine.connector._deployment.placement.all()[0].seed
     return bytes(engine.chain_of(tokens).object_ids(seed)[block])
 
 
@@ -89,7 +88,7 @@ def test_only_pages_of_the_load_are_reported_never_local_ones(engine, world: Wor
     e = engine()
     objects = dict(world.objects)
     world.objects.clear()
-    e.generate("local", tokens[:96] + [5], max_tokens=1)
+    e.generate("local", [*tokens[:96], 5], max_tokens=1)
     world.objects.update(objects)
     world.faults[_block_id(e, tokens, 1)] = Status.CORRUPT
     before = len(e.reports)

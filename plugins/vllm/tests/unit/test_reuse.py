@@ -6,9 +6,10 @@ also shows that nothing was loaded into a wrong place.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from scripted_engine import World, prompt
+
+from ucm_core.coordinator import plan_lookup
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -60,7 +61,9 @@ def test_a_token_is_always_left_to_compute(engine, length: int, local: bool) -> 
     assert first.generate("again", tokens) == wanted
     second = engine(enable_prefix_caching=local)
     assert second.generate("b", tokens) == wanted
-    assert second.counted.get("hit_tokens", 0) == (length - 1) // 64 * 64
+    # Whole stored blocks, and of the last one what leaves a token and ends on a block of vLLM.
+    wanted_hit = min(length // 64 * 64, (length - 1) // 32 * 32)
+    assert second.counted.get("hit_tokens", 0) == wanted_hit
     assert second.generate("c", tokens) == wanted
 
 
@@ -78,7 +81,7 @@ def test_external_hit_beside_a_partial_local_hit(engine, stored: int, local: int
         # Compute the local prefix without help: its keys are withheld from this engine for a moment.
         objects, second.world.objects = dict(second.world.objects), second.world.objects
         second.world.objects.clear()
-        second.generate("local", tokens[:local] + [5], max_tokens=1)
+        second.generate("local", [*tokens[:local], 5], max_tokens=1)
         second.world.objects.clear()
         second.world.objects.update(objects)
     before = second.counted.get("hit_tokens", 0)
@@ -175,14 +178,10 @@ def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> Non
         first.generate("a", tokens)
         written = set(world.objects)
         asked: set[bytes] = set()
-        lookups = first.connector._sched._lookups
-        chain = first.chain_of(tokens)
-        for store, seeds in lookups._by_store.values():
-            for seed in seeds:
-                asked |= {bytes(i) for i in chain.object_ids(seed)}
-            assert np.asarray(
-                store.lookup(np.frombuffer(b"".join(asked), np.uint8).reshape(-1, 16))
-            ).all()
+        side = first.connector._sched
+        plan = plan_lookup(side._placement.keys, first.chain_of(tokens), store_of=side._store_of)
+        for ids in plan.ids.values():
+            asked |= {bytes(i) for i in ids}
         assert asked == written
         assert len(written) == 3 * left_out.get("head_slices", 1)
 
