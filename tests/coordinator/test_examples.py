@@ -178,6 +178,14 @@ def test_window_must_hold_at_p_star_not_only_at_l() -> None:
     assert (plan.l, plan.p_star) == (64, 16)
 
 
+def test_window_needs_the_block_that_p_star_lies_in() -> None:
+    """A checkpoint off the block grid: the started block is part of its window."""
+    rows = table(chain("kv", 16), chain("swa", 16, window=16), state("s", 1))
+    there = np.array([False, True])
+    plan = resolve_hit(rows, 100, {"kv": 2, "swa": there}, {"s": at(3)})
+    assert (plan.l, plan.p_star) == (32, 0)
+
+
 def test_alignment_applies_to_checkpoints() -> None:
     rows = table(chain("kv", 16), state("s", 1))
     plan = resolve_hit(rows, 100, {"kv": 6}, {"s": at(17, 32, 90)}, alignment=16)

@@ -78,7 +78,7 @@ def check(
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[SpecTable, int, Present, Checkpoints, dict[str, int]]:
     small = st.sampled_from([1, 2, 3, 4, 6])
-    chains = draw(st.lists(st.tuples(small, st.none() | st.integers(1, 20)), max_size=3))
+    chains = draw(st.lists(st.tuples(small, st.none() | st.integers(1, 9)), max_size=3))
     grids = draw(st.lists(small, max_size=2))
     if not chains and not grids:
         chains = [(2, None)]
@@ -87,10 +87,10 @@ def situations(draw: st.DrawFn) -> tuple[SpecTable, int, Present, Checkpoints, d
         *(state(f"s{i}", grid) for i, grid in enumerate(grids)),
     )
     tokens = draw(st.integers(0, 60))
-    dense = st.sampled_from([True, True, True, True, False])
     present = {}
     for row in rows.chains:
         n = tokens // row.block_tokens + draw(st.integers(-2, 1))
+        dense = st.sampled_from([True] * draw(st.integers(1, 6)) + [False])
         bits = draw(st.lists(dense, min_size=max(n, 0), max_size=max(n, 0)))
         present[row.name] = np.array(bits, np.bool_)
     checkpoints = {

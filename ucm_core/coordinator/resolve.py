@@ -121,15 +121,13 @@ class _Vote:
     missing: npt.NDArray[np.int64] | None = None
 
     def accepts(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """``bool[k]``: are the blocks that the window needs at each position there?"""
+        """``bool[k]``: are the blocks that the window needs at each position there? Positions are at
+        most ``reach``."""
         assert self.missing is not None and self.row.window is not None
         block = self.row.block_tokens
         first = np.maximum(positions - self.row.window, 0) // block
         last = -(-positions // block)
-        inside = last < len(self.missing)
-        last = np.minimum(last, len(self.missing) - 1)
-        first = np.minimum(first, last)
-        answer: npt.NDArray[np.bool_] = inside & (self.missing[last] == self.missing[first])
+        answer: npt.NDArray[np.bool_] = self.missing[last] == self.missing[first]
         return answer
 
 
