@@ -174,8 +174,21 @@ def _deepest(descending: Positions, windows: list[_Vote]) -> int:
 
 def _common(table: SpecTable, checkpoints: Mapping[str, Positions]) -> Positions:
     """Ascending positions at which *every* snapshot row has a checkpoint."""
-    each = [np.unique(checkpoints.get(row.name, _NOWHERE)) for row in table.snapshots]
-    return reduce(lambda a, b: np.intersect1d(a, b, assume_unique=True), each)
+    return reduce(_both, [_ascending(checkpoints.get(r.name, _NOWHERE)) for r in table.snapshots])
+
+
+def _ascending(positions: Positions) -> Positions:
+    """Lookups answer in order; only what a directory collected needs sorting."""
+    return positions if (positions[1:] > positions[:-1]).all() else np.unique(positions)
+
+
+def _both(a: Positions, b: Positions) -> Positions:
+    """Positions in both of two ascending arrays."""
+    if not len(a) or not len(b):
+        return _NOWHERE
+    found = np.minimum(np.searchsorted(b, a), len(b) - 1)
+    both: Positions = a[b[found] == a]
+    return both
 
 
 def _load(table: SpecTable, local: int, p_star: int) -> dict[str, tuple[int, int]]:
