@@ -1,0 +1,82 @@
+// The bytes of an object's file. Little-endian, every offset a multiple of kIoAlign.
+//
+//   [0, header_bytes)  fixed part (128 bytes), a checksum per shard, the layout descriptor, zeros
+//   header_bytes + Geometry::shard_offset(i)  shard i, shard_bytes long; what lies between two shards
+//                                             is padding and means nothing
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "ucm/block_id.h"
+#include "ucm/geometry.h"
+
+namespace ucm::posix {
+
+inline constexpr std::array<char, 8> kMagic{'U', 'C', 'M', 'F', 'I', 'L', 'E', '\n'};
+inline constexpr std::uint32_t kFormatVersion = 1;
+
+/// First bytes of every file. `fixed_check` covers all before it; `tail_check` covers the shard
+/// checksums and the layout text, so that the first 4,096 bytes tell what any file is.
+struct FixedHeader {
+  std::array<char, 8> magic;
+  std::uint32_t version;
+  std::uint32_t header_bytes;
+  std::uint64_t file_bytes;
+  std::uint64_t shard_bytes;
+  std::uint32_t shard_count;
+  std::uint32_t layout_bytes;
+  BlockId id;
+  std::array<std::uint8_t, 32> namespace_digest;
+  std::uint64_t layout_hash;
+  std::uint64_t tail_check;
+  std::array<std::uint8_t, 16> reserved;
+  std::uint64_t fixed_check;
+};
+static_assert(sizeof(FixedHeader) == 128);
+
+/// What a file's header says about it, for one reader.
+enum class Verdict : std::uint8_t {
+  kOurs,     ///< this object, this geometry, this layout
+  kForeign,  ///< a sound file of another namespace, geometry, layout or version: leave it
+  kBad,      ///< contradicts itself, its name or its size: remove it
+};
+
+/// Encodes and checks headers for one geometry and namespace. Thread-safe (immutable).
+class Format {
+ public:
+  /// Throws PosixSetupError when the geometry is empty or too large.
+  Format(const Geometry& geometry, const std::array<std::uint8_t, 32>& namespace_digest);
+
+  [[nodiscard]] const Geometry& geometry() const noexcept { return geometry_; }
+  [[nodiscard]] std::size_t header_bytes() const noexcept { return header_bytes_; }
+  [[nodiscard]] std::uint64_t file_bytes() const noexcept { return file_bytes_; }
+  [[nodiscard]] std::uint64_t shard_file_offset(std::uint32_t shard) const noexcept {
+    return header_bytes_ + geometry_.shard_offset(shard);
+  }
+
+  /// Fills `header` (header_bytes()) for the object whose data region is `data`; hashes all of it.
+  void encode(const BlockId& id, const std::byte* data, std::byte* header) const noexcept;
+
+  /// Judges the first kIoAlign bytes of a file of `actual_bytes`.
+  [[nodiscard]] Verdict judge(const BlockId& id, const std::byte* first,
+                              std::uint64_t actual_bytes) const noexcept;
+
+  /// Of a whole header judged kOurs: are checksums and layout text intact?
+  [[nodiscard]] bool tail_sound(const std::byte* header) const noexcept;
+
+  /// Do shards [begin, end) of `data` match the checksums in `header`?
+  [[nodiscard]] bool shards_sound(const std::byte* header, const std::byte* data,
+                                  std::uint32_t begin, std::uint32_t end) const noexcept;
+
+ private:
+  const Geometry geometry_;
+  const std::array<std::uint8_t, 32> namespace_digest_;
+  std::uint64_t layout_hash_ = 0;
+  std::size_t tail_bytes_ = 0;
+  std::size_t header_bytes_ = 0;
+  std::uint64_t file_bytes_ = 0;
+};
+
+}  // namespace ucm::posix

@@ -1,0 +1,299 @@
+#include "posix/read_worker.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "posix/housekeeper.h"
+
+namespace ucm::posix {
+namespace {
+
+constexpr auto kRetryPause = std::chrono::milliseconds(5);
+constexpr std::uint8_t kMaxTries = 16;
+
+}  // namespace
+
+ReadWorker::ReadWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind, std::uint32_t depth,
+                       ReadQueue& queue)
+    : Worker(std::move(core), root, kind, depth),
+      queue_(queue),
+      // Twice the depth: finished reads keep their slot until verified, while new ones are started.
+      slots_(std::size_t{2} * this->depth(), core_->format.header_bytes()) {}
+
+bool ReadWorker::has_room() const noexcept {
+  return slots_.any_free() && steps_in_flight() < depth();
+}
+
+void ReadWorker::admit(bool may_take) noexcept {
+  while (may_take && has_room()) {
+    ReadItem item;
+    const bool urgent_only = background_ * 2 >= depth() && background_ > 0;
+    if (!queue_.pop(item, urgent_only)) return;
+    const auto now = Clock::now();
+    if (item.deadline <= now) {
+      core_->counters.add(Counter::kReadTimeouts);
+      item.answer({Status::kTimeout, 0});
+      continue;
+    }
+    Slot& slot = *slots_.take();
+    slot.item = std::move(item);
+    slot.path = ObjectPath(slot.item.op.id);
+    slot.begun = now;
+    slot.fd = -1;
+    slot.tries = 0;
+    slot.told = false;
+    if (!slot.item.op.urgent) ++background_;
+    core_->counters.add(Counter::kReadsInFlight);
+    start_open(slot);
+  }
+}
+
+void ReadWorker::start_open(Slot& slot) noexcept {
+  beat(slot.item.op.id);
+  slot.dir = root_.ns_dir();
+  if (!slot.dir && root_.revalidate()) slot.dir = root_.ns_dir();
+  if (!slot.dir) return end(slot, Status::kMiss, ENOENT);
+  slot.state = State::kOpening;
+  Step& step = slot.open;
+  step = Step{};
+  step.kind = IoStep::kOpenRead;
+  step.dirfd = slot.dir->get();
+  step.path = slot.path.c_str();
+  // O_NONBLOCK: a FIFO in place of the file must not hold the thread; regular files ignore it.
+  step.flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | (root_.direct() ? O_DIRECT : 0);
+  step.owner = &slot;
+  begin(step);
+}
+
+void ReadWorker::advance(Step* step) noexcept {
+  Slot& slot = *static_cast<Slot*>(step->owner);
+  if (step == &slot.open) {
+    opened(slot);
+  } else {
+    transferred(slot, *step);
+  }
+}
+
+void ReadWorker::opened(Slot& slot) noexcept {
+  const int r = slot.open.result;
+  if (slot.told) {  // answered long ago; the open has come back at last
+    if (r >= 0) slot.fd = r;
+    return end(slot, Status::kTimeout, ETIMEDOUT);
+  }
+  if (r < 0) {
+    switch (-r) {
+      case ENOENT:
+      case ENOTDIR:
+        if (slot.tries == 0 && root_.revalidate()) {
+          ++slot.tries;
+          return start_open(slot);
+        }
+        return end(slot, Status::kMiss, 0);
+      case EMFILE:
+      case ENFILE:
+      case ENOMEM:
+      case EAGAIN:
+      case EINTR:
+        // Limits of the moment, not the loss of a block: try again until the deadline.
+        core_->counters.add(Counter::kFdLimitWaits);
+        if (slot.tries == 0) core_->errors.add("open", root_.full_path(slot.path.c_str()), -r);
+        slot.tries = 1;
+        slot.state = State::kParked;
+        slot.retry_at = Clock::now() + kRetryPause;
+        return;
+      case ELOOP:
+      case ENXIO:
+        core_->counters.add(Counter::kReadNotRegular);
+        core_->errors.add("open", root_.full_path(slot.path.c_str()), -r, "not a regular file");
+        return end(slot, Status::kMiss, -r);
+      default:
+        return end(slot, Status::kIoError, -r);
+    }
+  }
+  slot.fd = r;
+  struct stat st {};
+  if (fstat(slot.fd, &st) < 0) return end(slot, Status::kIoError, errno);
+  slot.device = st.st_dev;
+  slot.inode = st.st_ino;
+  if (!S_ISREG(st.st_mode)) {
+    core_->counters.add(Counter::kReadNotRegular);
+    core_->errors.add("read", root_.full_path(slot.path.c_str()), 0, "not a regular file");
+    return end(slot, Status::kMiss, 0);
+  }
+  const auto bytes = static_cast<std::uint64_t>(st.st_size);
+  if (bytes != core_->format.file_bytes()) return judge_odd_size(slot, bytes);
+  core_->housekeeper->seen(slot.item.op.id, st.st_atim);
+  start_reads(slot);
+}
+
+void ReadWorker::start_reads(Slot& slot) noexcept {
+  const Format& format = core_->format;
+  const Geometry& g = format.geometry();
+  const ReadOp& op = slot.item.op;
+  slot.state = State::kReading;
+  slot.failed = 0;
+  slot.truncated = false;
+  slot.tries = 0;
+  slot.iov[0] = {slot.header, format.header_bytes()};
+  slot.iov[1] = {op.into + g.shard_offset(op.begin),
+                 g.shard_offset(op.end) - g.shard_offset(op.begin)};
+  Step prototype;
+  prototype.kind = IoStep::kRead;
+  prototype.path = slot.path.c_str();
+  prototype.fd = slot.fd;
+  prototype.owner = &slot;
+  prototype.iov = slot.iov;
+  slot.reads[0] = prototype;
+  if (op.begin == 0) {
+    slot.reads[0].iov_count = 2;
+    slot.pending = 1;
+    begin(slot.reads[0]);
+    return;
+  }
+  slot.reads[0].iov_count = 1;
+  slot.reads[1] = prototype;
+  slot.reads[1].iov = slot.iov + 1;
+  slot.reads[1].iov_count = 1;
+  slot.reads[1].offset = format.shard_file_offset(op.begin);
+  slot.pending = 2;  // before the first may end in place
+  begin(slot.reads[0]);
+  begin(slot.reads[1]);
+}
+
+void ReadWorker::transferred(Slot& slot, Step& step) noexcept {
+  beat(slot.item.op.id);
+  const int r = step.result;
+  if (r > 0) {
+    // Direct I/O can only go on at an aligned place; the tail of a short transfer is read again.
+    std::size_t n = static_cast<std::size_t>(r);
+    if (root_.direct()) n -= n % kIoAlign;
+    consume(step.iov, step.iov_count, n);
+    step.offset += n;
+    if (step.iov_count > 0) {
+      if (n > 0 || ++slot.tries < kMaxTries) return begin(step);
+      slot.truncated = true;
+    }
+  } else if (r == 0) {
+    slot.truncated = true;
+  } else if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) {
+    return begin(step);
+  } else if (slot.failed == 0) {
+    slot.failed = -r;
+  }
+  if (--slot.pending > 0) return;
+  if (slot.failed != 0) {
+    return end(slot, Status::kIoError, slot.failed);
+  }
+  if (slot.truncated) return corrupt(slot, "the file became shorter while it was read");
+  verify(slot);
+}
+
+void ReadWorker::verify(Slot& slot) noexcept {
+  const Format& format = core_->format;
+  const ReadOp& op = slot.item.op;
+  switch (format.judge(op.id, slot.header, format.file_bytes())) {
+    case Verdict::kBad:
+      return corrupt(slot, "its header is damaged or belongs to another object");
+    case Verdict::kForeign:
+      core_->counters.add(Counter::kReadForeign);
+      return end(slot, Status::kMiss, 0);
+    case Verdict::kOurs:
+      break;
+  }
+  if (core_->options.verify_checksums) {
+    if (!format.tail_sound(slot.header)) return corrupt(slot, "its checksum table is damaged");
+    if (!format.shards_sound(slot.header, op.into, op.begin, op.end)) {
+      return corrupt(slot, "a shard does not match its checksum");
+    }
+  }
+  end(slot, Status::kOk, 0);
+}
+
+void ReadWorker::judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept {
+  // Rare and short: read in place. A sound file of another geometry stays; anything else goes.
+  const ssize_t n = bytes < kIoAlign ? 0 : pread(slot.fd, slot.header, kIoAlign, 0);
+  if (n < 0) return end(slot, Status::kIoError, errno);
+  if (n == static_cast<ssize_t>(kIoAlign) &&
+      core_->format.judge(slot.item.op.id, slot.header, bytes) != Verdict::kBad) {
+    core_->counters.add(Counter::kReadForeign);
+    return end(slot, Status::kMiss, 0);
+  }
+  corrupt(slot, "its size is neither ours nor what its header says");
+}
+
+void ReadWorker::corrupt(Slot& slot, const char* why) noexcept {
+  core_->counters.add(Counter::kReadCorrupt);
+  core_->errors.add("verify", root_.full_path(slot.path.c_str()), 0,
+                    std::string(why) + "; removed, so that the next dump writes it anew");
+  struct stat st {};
+  // Only if it is still this very file: a writer may have put a good one in its place.
+  if (fstatat(slot.dir->get(), slot.path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+      st.st_dev == slot.device && st.st_ino == slot.inode &&
+      unlinkat(slot.dir->get(), slot.path.c_str(), 0) == 0) {
+    core_->counters.add(Counter::kHealed);
+  }
+  end(slot, Status::kCorrupt, 0);
+}
+
+void ReadWorker::end(Slot& slot, Status status, int error) noexcept {
+  Counters& counters = core_->counters;
+  const ReadOp op = slot.item.op;
+  if (slot.fd >= 0) {
+    ::close(slot.fd);
+    slot.fd = -1;
+  }
+  if (!slot.told) {
+    if (status == Status::kOk) {
+      const auto took = Clock::now() - slot.begun;
+      counters.add(Counter::kReads);
+      counters.add(Counter::kReadBytes, (op.end - op.begin) * core_->format.geometry().shard_bytes);
+      counters.add(Counter::kReadMicros,
+                   static_cast<std::uint64_t>(
+                       std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+      root_.note_ok(Direction::kRead);
+    } else if (status == Status::kMiss) {
+      counters.add(Counter::kReadMisses);
+    } else if (status == Status::kTimeout) {
+      counters.add(Counter::kReadTimeouts);
+    } else if (status == Status::kIoError) {
+      counters.add(Counter::kReadErrors);
+      core_->errors.add("read", root_.full_path(slot.path.c_str()), error);
+      root_.note_error(Direction::kRead, error, op.id);
+    }
+    slot.item.answer({status, error});
+  }
+  if (!op.urgent) --background_;
+  counters.sub(Counter::kReadsInFlight);
+  slot.item.sink.reset();
+  slot.dir.reset();
+  slot.state = State::kFree;
+  slots_.give_back(slot);
+}
+
+std::chrono::milliseconds ReadWorker::tick(Clock::time_point now) noexcept {
+  if (slots_.used() == 0) return std::chrono::milliseconds(-1);
+  auto due = std::chrono::milliseconds(250);
+  for (Slot& slot : slots_) {
+    if (slot.state == State::kParked) {
+      if (slot.item.deadline <= now) {
+        end(slot, Status::kTimeout, -slot.open.result);
+      } else if (slot.retry_at <= now) {
+        start_open(slot);
+      }
+      if (slot.state == State::kParked) due = kRetryPause;
+    } else if (slot.state == State::kOpening && !slot.told && slot.item.deadline <= now) {
+      // The medium does not even open the file. Its buffer is untouched: answer now, and let the
+      // slot wait for the kernel.
+      core_->counters.add(Counter::kReadTimeouts);
+      core_->errors.add("open", root_.full_path(slot.path.c_str()), ETIMEDOUT);
+      root_.note_error(Direction::kRead, ETIMEDOUT, slot.item.op.id);
+      slot.item.answer({Status::kTimeout, ETIMEDOUT});
+      slot.told = true;
+    }
+  }
+  return due;
+}
+
+}  // namespace ucm::posix

@@ -1,0 +1,72 @@
+// Reads: open, check, one vectored read of header and shards, verify, answer.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "posix/queue.h"
+#include "posix/slots.h"
+#include "posix/worker.h"
+
+namespace ucm::posix {
+
+struct ReadItem {
+  ReadOp op;
+  std::shared_ptr<ReadSink> sink;
+  Deadline deadline;
+
+  void answer(Outcome outcome) noexcept { sink->on_read(op.cookie, op.begin, op.end, outcome); }
+};
+using ReadQueue = IoQueue<ReadItem>;
+
+class ReadWorker final : public Worker {
+ public:
+  ReadWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind, std::uint32_t depth,
+             ReadQueue& queue);
+
+ private:
+  enum class State : std::uint8_t { kFree, kOpening, kParked, kReading };
+  struct Slot {
+    ReadItem item;
+    std::shared_ptr<const Fd> dir;
+    ObjectPath path{BlockId{}};
+    Step open;
+    Step reads[2];  // one for header and shards together, or two when the first shard is not wanted
+    iovec iov[3];
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    Clock::time_point begun{};
+    Clock::time_point retry_at{};
+    std::byte* header = nullptr;
+    int fd = -1;
+    int pending = 0;
+    int failed = 0;  // first errno of the reads
+    std::uint8_t tries = 0;
+    bool truncated = false;
+    bool told = false;  // answered with a timeout while the open is stuck
+    State state = State::kFree;
+  };
+
+  void admit(bool may_take) noexcept override;
+  void advance(Step* step) noexcept override;
+  std::size_t open_operations() const noexcept override { return slots_.used(); }
+  bool work_waits() const noexcept override { return queue_.size() > 0; }
+  bool has_room() const noexcept override;
+  std::chrono::milliseconds tick(Clock::time_point now) noexcept override;
+  void leak() noexcept override { slots_.leak(); }
+
+  void start_open(Slot& slot) noexcept;
+  void opened(Slot& slot) noexcept;
+  void start_reads(Slot& slot) noexcept;
+  void transferred(Slot& slot, Step& step) noexcept;
+  void verify(Slot& slot) noexcept;
+  void judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept;
+  void corrupt(Slot& slot, const char* why) noexcept;
+  void end(Slot& slot, Status status, int error) noexcept;
+
+  ReadQueue& queue_;
+  SlotPool<Slot> slots_;
+  std::size_t background_ = 0;  // open operations that are not urgent
+};
+
+}  // namespace ucm::posix

@@ -1,0 +1,62 @@
+// Fixed slots of an I/O thread: everything an operation needs, allocated once.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "ucm/geometry.h"
+
+namespace ucm::posix {
+
+/// Slot has `std::byte* header`: each gets an aligned buffer of `header_bytes`. Used by one thread.
+template <class Slot>
+class SlotPool {
+ public:
+  SlotPool(std::size_t count, std::size_t header_bytes)
+      : slots_(new Slot[count]),
+        headers_(static_cast<std::byte*>(std::aligned_alloc(kIoAlign, count * header_bytes))),
+        count_(count) {
+    if (headers_ == nullptr) {
+      delete[] slots_;
+      throw std::bad_alloc();
+    }
+    free_.reserve(count);
+    for (std::size_t i = count; i-- > 0;) {
+      slots_[i].header = headers_ + i * header_bytes;
+      free_.push_back(&slots_[i]);
+    }
+  }
+  ~SlotPool() {
+    if (leaked_) return;
+    delete[] slots_;
+    std::free(headers_);
+  }
+  SlotPool(const SlotPool&) = delete;
+  SlotPool& operator=(const SlotPool&) = delete;
+
+  [[nodiscard]] Slot* take() noexcept {
+    if (free_.empty()) return nullptr;
+    Slot* slot = free_.back();
+    free_.pop_back();
+    return slot;
+  }
+  void give_back(Slot& slot) noexcept { free_.push_back(&slot); }
+  [[nodiscard]] std::size_t used() const noexcept { return count_ - free_.size(); }
+  [[nodiscard]] bool any_free() const noexcept { return !free_.empty(); }
+  [[nodiscard]] Slot* begin() noexcept { return slots_; }
+  [[nodiscard]] Slot* end() noexcept { return slots_ + count_; }
+  /// The kernel may still write into the slots: they live for ever.
+  void leak() noexcept { leaked_ = true; }
+
+ private:
+  Slot* slots_;
+  std::byte* headers_;
+  std::size_t count_;
+  std::vector<Slot*> free_;
+  bool leaked_ = false;
+};
+
+}  // namespace ucm::posix
