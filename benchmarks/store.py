@@ -2,72 +2,187 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.support.limits import Limits
-from benchmarks.support.meter import Series, interleave
-from benchmarks.support.report import Report, Table
-from benchmarks.support.shapes import SHAPES, CacheShape
+import numpy as np
 
-#: Operations in flight at the disk, ours and the raw limit's.
-DEPTH = 16
+from benchmarks.support.limits import Limits
+from benchmarks.support.meter import Sample, Series, cpu_ratio, interleave, measure, wall_ratio
+from benchmarks.support.pipelines import Workload, open_pipeline
+from benchmarks.support.report import Report, Table, Target
+from benchmarks.support.shapes import SHAPES, CacheShape
+from ucm_core.plugins import PluginHost
+from ucm_core.store.contract import Status
+from ucm_core.store.native_store import NativeBlockStore, NativeTask
+
+#: What a root's I/O thread keeps in flight; the raw limits get the same depth.
+BYTES_IN_FLIGHT = 32 << 20
+DEPTH_RANGE = (4, 32)
+#: Our files hold a header before the data: the raw limits move as many bytes.
+HEADER_BYTES = 4096
+#: The shape whose figures are the targets: the cache of the TTFT benchmark.
+TARGET_SHAPE = "llama-80m"
+
+COLUMNS = ("what", "GB/s", "CPU-s/GB", "throughput / limit", "CPU / limit", "spread")
 
 
 def run(report: Report, limits: Limits, scratch: Path, rounds: int) -> None:
     """All shapes; leaves nothing below ``scratch``."""
+    known = PluginHost().load().pipelines
     for shape in SHAPES:
-        memory(report, limits, scratch, shape, rounds)
-        disk(report, limits, scratch, shape, rounds)
+        work = Workload(shape)
+        if "Cache|Posix" in known:
+            hot(report, limits, scratch, work, rounds)
+        else:
+            report.skip(f"hot load, {shape.name}", "the pipeline Cache|Posix is not installed")
+        if "Posix" in known:
+            disk(report, limits, scratch, work, rounds)
+        else:
+            report.skip(f"files, {shape.name}", "the pipeline Posix is not installed")
 
 
-def memory(report: Report, limits: Limits, scratch: Path, shape: CacheShape, rounds: int) -> None:
-    """Copies between engine pages and host memory: the limit of hot load and of a dump's copy."""
-    arguments = shape.limit_arguments(scratch)
+def depth(shape: CacheShape) -> int:
+    """Operations in flight at the disk for objects of this size."""
+    low, high = DEPTH_RANGE
+    return max(low, min(high, BYTES_IN_FLIGHT // (shape.object_bytes + HEADER_BYTES)))
 
-    def copy(direction: str, kernel: str) -> Series:
-        return series[f"{direction} {kernel}"]
 
-    contestants = {
-        f"{direction} {kernel}": lambda d=direction, k=kernel: limits.run(
-            "copy", direction=d, kernel=k, threads=1, **arguments
+def checked(task: NativeTask, *, durable: bool = False) -> None:
+    """Wait, and refuse to measure failures."""
+    results = task.wait_durable() if durable else task.wait()
+    bad = np.flatnonzero(results != Status.OK)
+    if len(bad):
+        raise RuntimeError(
+            f"{len(bad)} of {len(results)} shards failed, the first with {Status(results[bad[0]])!r}"
         )
-        for direction in ("out", "in")
-        for kernel in ("ucm", "memcpy")
-    }
-    series = interleave(contestants, rounds=rounds)
+
+
+def hot(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: int) -> None:
+    """Loads of what the host cache holds, beside the copy kernel on the same strides."""
+    shape = work.shape
+    arguments = shape.limit_arguments(scratch)
+    ids = work.rows(work.ids(0))
+    capacity = 2 * shape.total_bytes / 2**30
+
+    def copy(kernel: str) -> Callable[[], Sample]:
+        return lambda: limits.run("copy", direction="out", kernel=kernel, threads=1, **arguments)
+
+    with open_pipeline(
+        "Cache|Posix", shape, scratch / "hot", cache_buffer_capacity_gb=capacity
+    ) as store:
+        checked(store.dump(ids, work.shards, work.addresses), durable=True)
+
+        def load() -> Sample:
+            return measure(
+                lambda: checked(store.load(ids, work.shards, work.addresses)),
+                nbytes=shape.total_bytes,
+            )
+
+        series = interleave(
+            {"hot load": load, "copy kernel": copy("ucm"), "memcpy": copy("memcpy")}, rounds=rounds
+        )
+    limit = series["copy kernel"]
     rows = [
-        row("copy kernel, to the engine", copy("out", "ucm")),
-        row("memcpy, to the engine", copy("out", "memcpy")),
-        row("copy kernel, from the engine", copy("in", "ucm")),
-        row("memcpy, from the engine", copy("in", "memcpy")),
+        row("UCM hot load (Cache)", series["hot load"], limit),
+        row("limit: copy kernel alone", limit, limit),
+        row("memcpy on the same strides", series["memcpy"], limit),
     ]
-    report.table(Table(f"Memory, {shape.name}", COLUMNS, rows, shape.note))
+    report.table(Table(f"Hot load, {shape.name}", COLUMNS, rows, shape.note))
+    if shape.name == TARGET_SHAPE:
+        cpu = cpu_ratio(series["hot load"], limit)
+        report.target(Target("hot load / copy kernel, CPU per GB", "at most", 1.15, cpu))
+        throughput = 1 / wall_ratio(series["hot load"], limit)
+        report.target(Target("hot load / copy kernel, throughput", "at least", 0.85, throughput))
 
 
-def disk(report: Report, limits: Limits, scratch: Path, shape: CacheShape, rounds: int) -> None:
-    """Whole objects from and to files."""
-    base = {"io_bytes": shape.object_bytes, "count": shape.objects, "depth": DEPTH}
-    contestants = {
-        "raw read": lambda: limits.run("read_one_file", path=scratch / "raw", **base),
-        "raw write": lambda: limits.run("write_files", dir=scratch, preallocate=0, **base),
+def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: int) -> None:
+    """Dumps until durable and cold loads, beside raw O_DIRECT at the same I/O size and depth."""
+    shape = work.shape
+    raw = {
+        "io_bytes": shape.object_bytes + HEADER_BYTES,
+        "count": shape.objects,
+        "depth": depth(shape),
     }
-    series = interleave(contestants, rounds=rounds)
+    raw_dir = scratch / "raw"
+    raw_dir.mkdir(exist_ok=True)
+    with open_pipeline("Posix", shape, scratch / "disk") as store:
+        files = _FileLoads(store, work, scratch)
+        series = interleave(
+            {
+                "dump": files.dump,
+                "cold load": files.load,
+                "raw write": lambda: limits.run("write_files", dir=raw_dir, preallocate=0, **raw),
+                "raw read": lambda: limits.run("read_one_file", path=raw_dir / "one", **raw),
+                "raw read of files": lambda: limits.run(
+                    "read_files", list=files.listing(), io_bytes=raw["io_bytes"], depth=raw["depth"]
+                ),
+            },
+            rounds=rounds,
+        )
+    (raw_dir / "one").unlink()
+    read, write = series["raw read"], series["raw write"]
     rows = [
-        row("raw O_DIRECT read, one file", series["raw read"]),
-        row("raw create + write + rename", series["raw write"]),
+        row("UCM cold load (Posix)", series["cold load"], read),
+        row("limit: O_DIRECT reads of one file", read, read),
+        row("open + fstat + read + close of our files", series["raw read of files"], read),
+        row("UCM dump until durable (Posix)", series["dump"], write),
+        row("limit: create + write + rename", write, write),
     ]
-    note = f"{shape.note}. O_DIRECT through io_uring, depth {DEPTH}."
-    report.table(Table(f"Disk, {shape.name}", COLUMNS, rows, note))
+    note = f"{shape.note}. O_DIRECT, depth {raw['depth']}; the disk's own noise shows as spread."
+    report.table(Table(f"Files, {shape.name}", COLUMNS, rows, note))
+    if shape.name == TARGET_SHAPE:
+        cold = 1 / wall_ratio(series["cold load"], read)
+        report.target(Target("cold load / raw O_DIRECT read, throughput", "at least", 0.85, cold))
+        dump = 1 / wall_ratio(series["dump"], write)
+        what = "dump / create + write + rename, throughput"
+        report.target(Target(what, "at least", 0.8, dump))
 
 
-COLUMNS = ("what", "GB/s", "CPU-s/GB", "spread")
+class _FileLoads:
+    """One batch of files that is loaded again and again, and new batches that are dumped."""
+
+    def __init__(self, store: NativeBlockStore, work: Workload, scratch: Path) -> None:
+        self._store, self._work = store, work
+        self._dumped = 0
+        self._ids = work.ids(0)
+        checked(self._submit(self._ids), durable=True)
+        self._list = scratch / "files"
+        names = [p for p in (scratch / "disk").rglob("*") if len(p.name) == 32 and p.is_file()]
+        if len(names) != work.shape.objects:
+            raise RuntimeError(f"{len(names)} files of {work.shape.objects} objects")
+        self._list.write_text("".join(f"{name}\n" for name in names))
+
+    def _submit(self, ids: np.ndarray) -> NativeTask:
+        return self._store.dump(self._work.rows(ids), self._work.shards, self._work.addresses)
+
+    def listing(self) -> Path:
+        return self._list
+
+    def load(self) -> Sample:
+        rows, work = self._work.rows(self._ids), self._work
+        return measure(
+            lambda: checked(self._store.load(rows, work.shards, work.addresses)),
+            nbytes=work.shape.total_bytes,
+        )
+
+    def dump(self) -> Sample:
+        self._dumped += 1
+        ids = self._work.ids(self._dumped)
+        sample = measure(
+            lambda: checked(self._submit(ids), durable=True), nbytes=self._work.shape.total_bytes
+        )
+        self._store.remove(ids)
+        return sample
 
 
-def row(what: str, series: Series) -> list[str]:
+def row(what: str, ours: Series, limit: Series) -> list[str]:
     """One line of a throughput table."""
     return [
         what,
-        f"{series.gb_per_s:.2f}",
-        f"{series.cpu_s_per_gb:.3f}",
-        f"{100 * series.spread:.0f} %",
+        f"{ours.gb_per_s:.2f}",
+        f"{ours.cpu_s_per_gb:.3f}",
+        f"{1 / wall_ratio(ours, limit):.2f}x",
+        f"{cpu_ratio(ours, limit):.2f}x",
+        f"{100 * ours.spread:.0f} %",
     ]

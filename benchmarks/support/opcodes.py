@@ -9,7 +9,6 @@ one instruction, which is the point.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -17,20 +16,19 @@ from typing import Any
 PACKAGES = ("ucm_core", "ucm_vllm", "ucm_backend_posix")
 
 
-def count_opcodes(call: Callable[[], object], packages: tuple[str, ...] = PACKAGES) -> Counter[str]:
-    """Opcodes executed on this thread inside ``packages`` while ``call`` runs, by function."""
-    counts: Counter[str] = Counter()
+def count_opcodes(call: Callable[[], object], packages: tuple[str, ...] = PACKAGES) -> int:
+    """Opcodes executed on this thread inside ``packages`` while ``call`` runs."""
+    count = 0
 
     def enter(frame: FrameType, event: str, argument: object) -> Any:
         module = frame.f_globals.get("__name__", "")
         if not any(module == p or module.startswith(p + ".") for p in packages):
             return None
         frame.f_trace_opcodes = True
-        name = f"{module}.{frame.f_code.co_name}"
 
         def step(inner: FrameType, kind: str, value: object) -> Any:
-            if kind == "opcode":
-                counts[name] += 1
+            nonlocal count
+            count += kind == "opcode"
             return step
 
         return step
@@ -41,4 +39,4 @@ def count_opcodes(call: Callable[[], object], packages: tuple[str, ...] = PACKAG
         call()
     finally:
         sys.settrace(before)
-    return counts
+    return count
