@@ -6,6 +6,7 @@
 namespace ucm::bindings {
 
 void bind_hash(nanobind::module_& m);
+void bind_convert(nanobind::module_& m);
 void bind_stages(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_posix(nanobind::module_& m);

@@ -1,6 +1,7 @@
 """Types of the compiled module; one stub per native part, bound in native/bindings/bind_<part>.cc."""
 
 from . import hash as hash
+from .convert import Converter as Converter
 from .stages import FakeMedium as FakeMedium
 from .stages import FakeStage as FakeStage
 from .stages import Geometry as Geometry

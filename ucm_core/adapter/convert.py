@@ -1,7 +1,7 @@
 """Between two layouts of one object: can it be done, and by which strided copies.
 
-A plan is data: the native copier runs it after the checksum was verified and before anything reaches
-an engine. ``run_plan`` is its reference in numpy.
+A plan is data. The native copier runs it after the checksum was verified and before anything reaches
+an engine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from ucm_core import _native
 from ucm_core.adapter.layout import DIMS, LayoutDescriptor
 from ucm_core.errors import UnsupportedError
+
+#: What the native copier takes (ConvertPlan::kMaxDims). Layouts of real engines need up to six.
+MAX_LOOPS = 8
 
 _FROM_START: Mapping[str, int] = MappingProxyType({})
 
@@ -26,12 +30,12 @@ class CopyPlan:
     ``source_offset + index . source_strides`` to ``target_offset + index . target_strides``.
 
     Loops run in the target's order (writes ascend), and are merged as far as both sides allow.
-    ``shape`` and strides are ``int64[n]``; strides and offsets in bytes. ``n`` may be 0: one run.
+    ``shape`` and strides are ``uint64[n]``; strides and offsets in bytes. ``n`` may be 0: one run.
     """
 
-    shape: npt.NDArray[np.int64]
-    source_strides: npt.NDArray[np.int64]
-    target_strides: npt.NDArray[np.int64]
+    shape: npt.NDArray[np.uint64]
+    source_strides: npt.NDArray[np.uint64]
+    target_strides: npt.NDArray[np.uint64]
     run_bytes: int
     source_offset: int = 0
     target_offset: int = 0
@@ -102,7 +106,11 @@ def copy_plan(
     run = source.item_bytes
     if loops and loops[-1][1:] == (run, run):
         run *= loops.pop()[0]
-    table = np.array(loops, np.int64).reshape(len(loops), 3)
+    if len(loops) > MAX_LOOPS:
+        raise UnsupportedError(
+            f"from {source} to {target} takes {len(loops)} nested loops, at most {MAX_LOOPS} are run"
+        )
+    table = np.array(loops, np.uint64).reshape(len(loops), 3)
     return CopyPlan(
         table[:, 0].copy(),
         table[:, 1].copy(),
@@ -191,22 +199,32 @@ def _merged(pairs: list[tuple[_Digit, _Digit]]) -> list[tuple[int, int, int]]:
     return loops
 
 
-def run_plan(plan: CopyPlan, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
-    """Carry out ``plan`` between two flat byte arrays. Raises ValueError when one is too small."""
-    for what, flat, offset, strides in (
-        ("source", source, plan.source_offset, plan.source_strides),
-        ("target", target, plan.target_offset, plan.target_strides),
-    ):
-        need = offset + int(((plan.shape - 1) * strides).sum()) + plan.run_bytes
-        if flat.ndim != 1 or flat.dtype != np.uint8 or flat.strides != (1,) or len(flat) < need:
-            raise ValueError(
-                f"{what} must be a flat contiguous uint8 array of {need} bytes or more"
+class Converter:
+    """A plan bound to the sizes of its two regions. Immutable; any thread may run it.
+
+    ``source_bytes`` / ``target_bytes``: what the arrays given to :meth:`run` hold at least. Raises
+    UnsupportedError for a plan that the native copier does not take (reaches outside, overlaps,
+    more than eight loops).
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, plan: CopyPlan, source_bytes: int, target_bytes: int) -> None:
+        try:
+            self._native = _native.Converter.make(
+                plan.shape,
+                plan.source_strides,
+                plan.target_strides,
+                plan.run_bytes,
+                plan.source_offset,
+                plan.target_offset,
+                source_bytes,
+                target_bytes,
             )
-    shape = (*plan.shape.tolist(), plan.run_bytes)
-    a = np.lib.stride_tricks.as_strided(
-        source[plan.source_offset :], shape, (*plan.source_strides.tolist(), 1), writeable=False
-    )
-    b = np.lib.stride_tricks.as_strided(
-        target[plan.target_offset :], shape, (*plan.target_strides.tolist(), 1)
-    )
-    b[...] = a
+        except ValueError as e:
+            raise UnsupportedError(f"layout conversion refused: {e}") from e
+
+    def run(self, source: npt.NDArray[np.uint8], target: npt.NDArray[np.uint8]) -> None:
+        """Fill ``target`` from ``source``, flat contiguous byte arrays that do not overlap; the GIL is
+        released. Raises ValueError when one is too small, TypeError for another dtype or stride."""
+        self._native.run(source, target)
