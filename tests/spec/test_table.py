@@ -17,6 +17,7 @@ from ucm_core.spec import (
     RankRule,
     SpecTable,
     Unit,
+    describe,
     head_slices,
     layers_from_lists,
     rank_heads,
@@ -227,3 +228,18 @@ def test_tensors_across_groups_are_refused() -> None:
 
 def test_default_rank_rule_is_the_safe_one() -> None:
     assert row().rank_rule is RankRule.INTERSECTION
+
+
+def test_description_for_people() -> None:
+    rows = [
+        row("kv", (0, 1, 2, 5), entry_bytes=3, compression=2),
+        row("s", (3,), kind="snapshot", block_tokens=32, entry_bytes=4096),
+        sidecar(layers=(4,)),
+        row("no", (6,), kind="none", entry_bytes=0),
+    ]
+    lines = describe(SpecTable(rows, grain=64, num_layers=7))
+    assert [line.split()[0] for line in lines] == ["name", "kv", "s", "idx", "no", "warning:"]
+    assert "4 (0-2,5)" in lines[1] and " 1.5 " in lines[1]
+    assert "4096 a state" in lines[2]
+    assert "sidecar of kv" in lines[3]
+    assert lines[4].split()[2] == "-"

@@ -1,6 +1,7 @@
 """Layer, unit, group and the spec table that ties them: what a model keeps, as data."""
 
 from ucm_core.spec.coordinates import Coordinate, Stages, head_slices, rank_heads
+from ucm_core.spec.describe import describe
 from ucm_core.spec.group import GroupSpec, Retention
 from ucm_core.spec.keyspace import KeySpace, SeededCoordinate
 from ucm_core.spec.kinds import STORED, Kind, RankRule, Unit
@@ -22,6 +23,7 @@ __all__ = [
     "Stages",
     "Unit",
     "UnitSpec",
+    "describe",
     "head_slices",
     "layers_from_lists",
     "rank_heads",
