@@ -68,7 +68,6 @@ def test_all_problems_at_once(loading: Loading, tmp_path: Path) -> None:
         (connector(storage_backends="/a:/a"), ["the same directory twice"]),
         (connector(storage_backends="/a::/b"), ["empty directory name"]),
         (connector(posix_io_engine="aio", io_direct=False), ["needs io_direct"]),
-        (connector(posix_capacity_gb=10), ["posix_capacity_gb", "not built"]),
         (connector("Cache|Posix", cache_buffer_capacity_gb="4 lumps"), ["unknown unit"]),
         (connector("Cache|Posix", health={"failure_treshold": 1}), ["'failure_threshold'"]),
         (connector("Cache|Posix", health={"failure_threshold": 0}), ["health.failure_threshold"]),
@@ -81,7 +80,7 @@ def test_problem(loading: Loading, inline: dict[str, Any], pieces: list[str]) ->
 
 
 def test_values_that_mean_off_are_accepted_for_what_is_not_built(loading: Loading) -> None:
-    off = {"use_gdr": False, "posix_capacity_gb": 0, "store_health": {"enabled": False}}
+    off = {"use_gdr": False, "store_health": {"enabled": False}}
     assert loading.load(connector(**off)).warnings == ()
 
 

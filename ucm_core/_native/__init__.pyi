@@ -2,6 +2,8 @@
 
 from . import hash as hash
 from .convert import Converter as Converter
+from .posix import PosixSetupError as PosixSetupError
+from .posix import PosixStage as PosixStage
 from .stages import FakeMedium as FakeMedium
 from .stages import FakeStage as FakeStage
 from .stages import Geometry as Geometry

@@ -44,7 +44,6 @@ PIPELINE_HINTS = {
 
 _TUNING = "tunes the reference system's own threads or devices; there is nothing like it here"
 _NO_CACHE = "belongs to the host cache (stage Cache), which this pipeline does not have"
-_NO_GC = "has an effect only together with posix_capacity_gb"
 
 #: Keys of ``ucm_connector_config`` without meaning here, accepted with a warning.
 HARMLESS_STORE_KEYS = {
@@ -59,13 +58,10 @@ HARMLESS_STORE_KEYS = {
     "cache_load_exclusive_buffer_number": _NO_CACHE,
     "share_buffer_enable": _NO_CACHE,
     "local_rank_size": _NO_CACHE,
-    "posix_gc_trigger_threshold_ratio": _NO_GC,
-    "posix_gc_recycle_percent": _NO_GC,
-    "posix_gc_check_interval_sec": _NO_GC,
-    "posix_gc_max_recycle_count_per_shard": _NO_GC,
-    "posix_gc_shard_sample_ratio": _NO_GC,
-    "posix_gc_task_timeout_ms": _NO_GC,
-    "posix_gc_precise_mode": _NO_GC,
+    "posix_gc_max_recycle_count_per_shard": _TUNING,
+    "posix_gc_shard_sample_ratio": _TUNING,
+    "posix_gc_task_timeout_ms": _TUNING,
+    "posix_gc_precise_mode": _TUNING,
     "kv_block_size": "sizes come from the engine",
 }
 
@@ -89,7 +85,6 @@ NOT_BUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_gdr": ((False,), "direct transfers between storage and device are not built yet"),
     "enable_record_traces": ((False,), "recording of request traces is not built yet"),
     "enable_event_sync": ((True,), "only event-ordered dumps are built"),
-    "posix_capacity_gb": ((0,), "garbage collection is not built yet: limit the directory outside"),
     "cache_load_backend_only": ((False,), "needs a pipeline with the stage Cache"),
     "store_health": (({"enabled": False},), "the health wrapper is not built yet"),
     "use_layerwise": (("auto", False), "layerwise loading is not built yet"),

@@ -244,6 +244,7 @@ void ReadWorker::end(Slot& slot, Status status, int error) noexcept {
     ::close(slot.fd);
     slot.fd = -1;
   }
+  counters.sub(Counter::kReadsInFlight);
   if (!slot.told) {
     if (status == Status::kOk) {
       const auto took = Clock::now() - slot.begun;
@@ -265,7 +266,6 @@ void ReadWorker::end(Slot& slot, Status status, int error) noexcept {
     slot.item.answer({status, error});
   }
   if (!op.urgent) --background_;
-  counters.sub(Counter::kReadsInFlight);
   slot.item.sink.reset();
   slot.dir.reset();
   slot.state = State::kFree;

@@ -262,8 +262,8 @@ void WriteWorker::fail(Slot& slot, const char* operation, int error) noexcept {
 
 void WriteWorker::end(Slot& slot, Status status, int error) noexcept {
   if (status == Status::kOk) root_.note_ok(Direction::kWrite);
-  slot.item.answer({status, error});
   core_->counters.sub(Counter::kWritesInFlight);
+  slot.item.answer({status, error});
   slot.item.sink.reset();
   slot.dir.reset();
   slot.state = State::kFree;
