@@ -122,7 +122,7 @@ bench: engine-vllm ## Medians and ratios beside physical limits and peers
 
 .PHONY: wheels
 wheels: dev ## Wheels of every distribution into build/wheels
-	PATH=$(BIN):$$PATH $(PY) dev/build_wheels.py build/wheels
+	$(PY) dev/build_wheels.py build/wheels
 
 .PHONY: lock
 lock: ## Rewrite dev/requirements.lock from dev/requirements.in

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from engine_cases import CORPUS, PREFIX, Saved, Truth, answers, corpus_job, engine_of, ucm
 from engine_harness import EnginePool, Round
 from engine_harness.job import LOCAL_HITS

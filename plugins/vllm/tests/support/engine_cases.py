@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine_harness import EngineJob, EngineResult, Round, prompt
 from tiny_models import ensure_model
+
+from engine_harness import EngineJob, EngineResult, Round, prompt
 
 #: UCM's stored block.
 BLOCK = 64

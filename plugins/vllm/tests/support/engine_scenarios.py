@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from engine_harness.engine import scheduler_connector, worker_connector
 from engine_harness.tamper import damage, objects
-
 from ucm_core.store.contract import Status, TaskState
 
 # -- before an engine is built -----------------------------------------------------------------------

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from memory_store import MemoryStore, MemoryTask
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -36,6 +35,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from memory_store import MemoryStore, MemoryTask
 from ucm_core.identity import ContentChain
 from ucm_core.store.contract import Geometry
 from ucm_vllm.connector import UCMConnector

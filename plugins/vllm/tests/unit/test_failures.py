@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from scripted_engine import ScriptedEngine, World, prompt
 
+from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.store.contract import Status
 
 

@@ -7,8 +7,8 @@ also shows that nothing was loaded into a wrong place.
 from __future__ import annotations
 
 import pytest
-from scripted_engine import World, prompt
 
+from scripted_engine import World, prompt
 from ucm_core.coordinator import plan_lookup
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from scripted_engine import ScriptedEngine, World, prompt
 
+from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.store.contract import Status
 
 
