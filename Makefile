@@ -10,6 +10,7 @@ PYTHON ?= python3
 JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
