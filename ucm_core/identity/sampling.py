@@ -18,6 +18,7 @@ WHOLE_BYTES = 4 * SPAN_BYTES
 #: Files whose tensors cannot be told apart are sampled once in so many bytes.
 RAW_STRIDE_BYTES = 1 << 20
 _FULL_CHUNK_BYTES = 8 << 20
+_PIECES_AT_ONCE = 64
 
 
 def sample_offsets(begin: int, end: int) -> list[tuple[int, int]]:
@@ -40,9 +41,7 @@ def tensor_digests(path: Path) -> dict[str, bytes]:
 
 def _tensor(fd: int, t: TensorSpan, path: Path) -> bytes:
     facts = encode([t.name, t.dtype, list(t.shape), t.end - t.begin])
-    sha = hashlib.sha256(b"ucm/tensor/1" + facts)
-    _update(sha, fd, sample_offsets(t.begin, t.end), path)
-    return sha.digest()
+    return _sampled(b"ucm/tensor/1" + facts, fd, sample_offsets(t.begin, t.end), path)
 
 
 def raw_digest(path: Path) -> bytes:
@@ -52,9 +51,7 @@ def raw_digest(path: Path) -> bytes:
         spans = [(at, min(SPAN_BYTES, size - at)) for at in range(0, size, RAW_STRIDE_BYTES)]
         if size > SPAN_BYTES:
             spans.append((size - SPAN_BYTES, SPAN_BYTES))
-        sha = hashlib.sha256(b"ucm/rawfile/1" + encode(size))
-        _update(sha, f.fileno(), spans, path)
-        return sha.digest()
+        return _sampled(b"ucm/rawfile/1" + encode(size), f.fileno(), spans, path)
 
 
 def full_digest(path: Path) -> bytes:
@@ -66,7 +63,11 @@ def full_digest(path: Path) -> bytes:
     return sha.digest()
 
 
-def _update(sha: hashlib._Hash, fd: int, spans: Iterable[tuple[int, int]], path: Path) -> None:
+def _sampled(head: bytes, fd: int, spans: Iterable[tuple[int, int]], path: Path) -> bytes:
+    """SHA-256 over ``head`` and the spans, hashed some at a time: each call hands the GIL over, which
+    costs more than hashing a page."""
+    sha = hashlib.sha256(head)
+    pieces: list[bytes] = []
     for offset, length in spans:
         piece = os.pread(fd, length, offset)
         if len(piece) != length:
@@ -74,4 +75,9 @@ def _update(sha: hashlib._Hash, fd: int, spans: Iterable[tuple[int, int]], path:
                 f"{path}: {len(piece)} bytes at offset {offset}, expected {length}; the file "
                 "changed while it was read: start again when the download has finished"
             )
-        sha.update(piece)
+        pieces.append(piece)
+        if len(pieces) == _PIECES_AT_ONCE:
+            sha.update(b"".join(pieces))
+            pieces.clear()
+    sha.update(b"".join(pieces))
+    return sha.digest()
