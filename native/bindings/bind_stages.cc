@@ -11,6 +11,7 @@
 #include "arrays.h"
 #include "handles.h"
 #include "module.h"
+#include "ucm/canary_stage.h"
 #include "ucm/device.h"
 #include "ucm/empty_stage.h"
 #include "ucm/fake_stage.h"
@@ -89,6 +90,15 @@ void bind_medium(nb::module_& m) {
              return h.medium->corrupt(one_id(id), offset);
            },
            "id"_a, "offset"_a = 0)
+      .def("truncate",
+           [](const MediumHandle& h, const nb::bytes& id, std::size_t bytes) {
+             return h.medium->truncate(one_id(id), bytes);
+           },
+           "id"_a, "nbytes"_a)
+      .def("swap",
+           [](const MediumHandle& h, const nb::bytes& a, const nb::bytes& b) {
+             return h.medium->swap(one_id(a), one_id(b));
+           })
       .def("clear", [](const MediumHandle& h) { h.medium->clear(); })
       .def("set_capacity",
            [](const MediumHandle& h, std::size_t n) { h.medium->set_capacity(n); }, "objects"_a,
@@ -163,6 +173,14 @@ void bind_stages(nb::module_& m) {
       "empty_stage",
       [](const Geometry& geometry) { return StageHandle{std::make_shared<EmptyStage>(geometry)}; },
       "geometry"_a, "A stage that accepts every object and finds none.");
+  m.def(
+      "canary_stage",
+      [](const StageHandle& good, int bug) {
+        if (bug < 0 || bug >= kPlantedBugs) throw nb::value_error("no such planted bug");
+        return StageHandle{std::make_shared<CanaryStage>(good.stage, static_cast<PlantedBug>(bug))};
+      },
+      "good"_a, "bug"_a, "A stage with one planted bug (ucm/canary_stage.h) over a good one.");
+  m.attr("PLANTED_BUGS") = static_cast<int>(kPlantedBugs);
   m.def(
       "staging_tier",
       [](const Geometry& geometry, std::uint32_t load_reserve, std::uint32_t shared) {

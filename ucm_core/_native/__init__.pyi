@@ -4,12 +4,14 @@ from . import hash as hash
 from .convert import Converter as Converter
 from .posix import PosixSetupError as PosixSetupError
 from .posix import PosixStage as PosixStage
+from .stages import PLANTED_BUGS as PLANTED_BUGS
 from .stages import FakeMedium as FakeMedium
 from .stages import FakeStage as FakeStage
 from .stages import Geometry as Geometry
 from .stages import HostEvent as HostEvent
 from .stages import HostTier as HostTier
 from .stages import Stage as Stage
+from .stages import canary_stage as canary_stage
 from .stages import empty_stage as empty_stage
 from .stages import staging_tier as staging_tier
 from .store import Store as Store

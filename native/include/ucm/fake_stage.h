@@ -23,7 +23,7 @@ class FakeMedium {
  public:
   struct Object {
     std::vector<std::byte> data;           ///< Geometry::object_bytes()
-    std::vector<std::uint64_t> checksums;  ///< per shard
+    std::vector<std::uint64_t> checksums;  ///< per shard, seeded with the id
   };
 
   /// false: full.
@@ -34,6 +34,10 @@ class FakeMedium {
   bool remove(const BlockId& id);
   /// Flip the byte at `offset` without updating the checksum; false when there is no such object.
   bool corrupt(const BlockId& id, std::size_t offset);
+  /// Cut the data after `bytes`.
+  bool truncate(const BlockId& id, std::size_t bytes);
+  /// Exchange what is stored under two ids.
+  bool swap(const BlockId& a, const BlockId& b);
   void clear();
   void set_capacity(std::size_t objects);  ///< 0: unlimited
   [[nodiscard]] std::size_t size() const;
@@ -114,6 +118,7 @@ class FakeStage final : public Stage {
   void submit(std::deque<Op>& queue, Op op);
   Planned plan_locked(const Op& op);
   void serve(const Op& op, Fault fault, int error);
+  [[nodiscard]] std::uint64_t checksum(const BlockId& id, const std::byte* shard) const noexcept;
   static void answer(const Op& op, Outcome outcome) noexcept;
 
   const Geometry geometry_;

@@ -44,6 +44,23 @@ bool FakeMedium::corrupt(const BlockId& id, std::size_t offset) {
   return true;
 }
 
+bool FakeMedium::truncate(const BlockId& id, std::size_t bytes) {
+  const std::lock_guard lock(mu_);
+  const auto it = objects_.find(id);
+  if (it == objects_.end() || bytes > it->second.data.size()) return false;
+  it->second.data.resize(bytes);
+  return true;
+}
+
+bool FakeMedium::swap(const BlockId& a, const BlockId& b) {
+  const std::lock_guard lock(mu_);
+  const auto at_a = objects_.find(a);
+  const auto at_b = objects_.find(b);
+  if (at_a == objects_.end() || at_b == objects_.end()) return false;
+  std::swap(at_a->second, at_b->second);
+  return true;
+}
+
 void FakeMedium::clear() {
   const std::lock_guard lock(mu_);
   objects_.clear();

@@ -132,6 +132,12 @@ void FakeStage::lane() {
   }
 }
 
+std::uint64_t FakeStage::checksum(const BlockId& id, const std::byte* shard) const noexcept {
+  std::uint64_t last;
+  std::memcpy(&last, id.bytes.data() + 8, sizeof last);
+  return XXH3_64bits_withSeed(shard, geometry_.shard_bytes, id.word() ^ last);
+}
+
 void FakeStage::serve(const Op& op, Fault fault, int error) {
   Outcome outcome{Status::kOk, 0};
   if (fault == Fault::kIoError) {
@@ -142,13 +148,16 @@ void FakeStage::serve(const Op& op, Fault fault, int error) {
     const auto object = medium_->get(op.read.id);
     if (!object) {
       outcome.status = Status::kMiss;
+    } else if (object->data.size() != geometry_.object_bytes()) {
+      outcome.status = Status::kCorrupt;  // cut, or of another geometry
+      medium_->remove(op.read.id);
     } else {
       for (std::uint32_t s = op.read.begin; s < op.read.end; ++s) {
         const std::size_t at = geometry_.shard_offset(s);
         std::memcpy(op.read.into + at, object->data.data() + at, geometry_.shard_bytes);
         if (fault == Fault::kCorrupt) op.read.into[at] ^= std::byte{1};
         if (fault == Fault::kZeroBytes ||
-            XXH3_64bits(op.read.into + at, geometry_.shard_bytes) != object->checksums[s]) {
+            checksum(op.read.id, op.read.into + at) != object->checksums[s]) {
           outcome.status = Status::kCorrupt;
         }
       }
@@ -159,7 +168,7 @@ void FakeStage::serve(const Op& op, Fault fault, int error) {
     object.data.assign(op.write.from, op.write.from + geometry_.object_bytes());
     for (std::uint32_t s = 0; s < geometry_.shard_count; ++s) {
       object.checksums.push_back(
-          XXH3_64bits(object.data.data() + geometry_.shard_offset(s), geometry_.shard_bytes));
+          checksum(op.write.id, object.data.data() + geometry_.shard_offset(s)));
     }
     if (!medium_->put(op.write.id, std::move(object))) outcome = {Status::kRejected, ENOSPC};
   }
