@@ -96,6 +96,9 @@ class Task(Protocol):
     def wait_durable(self, timeout_s: float | None = None) -> npt.NDArray[np.uint8]:
         """Dumps: as ``wait``, but until the last stage has every object, or has failed."""
 
+    def durable_results(self) -> npt.NDArray[np.uint8]:
+        """As ``wait_durable`` so far, without waiting or giving up: ``PENDING`` where still open."""
+
     def errnos(self) -> npt.NDArray[np.int32]:
         """``int32[N]``: the errno kept beside each result, 0 where there is none."""
 

@@ -59,6 +59,9 @@ class NativeTask:
         """``uint8[N]`` of :class:`Status` so far, without waiting; ``PENDING`` where open."""
         return self._outcomes(durable=False)[0]
 
+    def durable_results(self) -> npt.NDArray[np.uint8]:
+        return self._outcomes(durable=True)[0]
+
     def errnos(self) -> npt.NDArray[np.int32]:
         return self._outcomes(durable=False)[1]
 

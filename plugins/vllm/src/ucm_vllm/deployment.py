@@ -21,7 +21,7 @@ from ucm_core.store.contract import BlockStore, Geometry
 from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lookup import LookupService
-from ucm_vllm.placement import Placement, fitting_block_tokens
+from ucm_vllm.placement import Placement, fitting_block_tokens, object_layout, page_grid
 from ucm_vllm.scheduler import SchedulerSide
 from ucm_vllm.worker import Lane, WorkerSide
 
@@ -78,8 +78,13 @@ class Deployment:
         self.manifest = self._namespace()
         weights = find_weights(self.vllm_config, self.settings.model_id)
         self.weights_source = weights.source
-        identity = model_identity(self.vllm_config, self.facts, weights)
-        self.placement = Placement.build(self.facts, identity, self.manifest, kv_dtype(self.facts))
+        dtype = kv_dtype(self.facts)
+        grid = page_grid(self.facts, self.manifest.block_tokens)
+        # The bytes are stored as this engine lays them out. Until a reader can transpose them, another
+        # layout is another identity: a clean miss instead of a load that always fails.
+        layout = str(object_layout(self.facts, grid, dtype, layers=1, heads=1))
+        identity = model_identity(self.vllm_config, self.facts, weights).with_extra(layout=layout)
+        self.placement = Placement.build(self.facts, identity, self.manifest, dtype)
 
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
@@ -118,15 +123,7 @@ class Deployment:
             shard_bytes=pieces * run.nbytes * run.count,
             runs_per_shard=pieces,
             run=run,
-            layout=self._layout(coordinate),
-        )
-
-    def _layout(self, coordinate: Coordinate) -> str:
-        facts = self.facts
-        return (
-            f"vllm/1 pages={facts.engine_block} order={facts.physical_order or 'LBHNC'} "
-            f"packing={facts.packing or 'rows'} dtype={facts.dtype} "
-            f"heads={coordinate.heads[1] - coordinate.heads[0]}"
+            layout=str(self.placement.layout(coordinate)),
         )
 
     def store_name(self, at: SeededCoordinate) -> str:

@@ -145,9 +145,6 @@ def model_identity(
     extra: dict[str, Encodable] = {
         "config": config_digest(model),
         "compute_dtype": str(model.dtype).removeprefix("torch."),
-        # Bytes are stored as the engine lays them out; until a reader can transpose them, another
-        # layout is another identity: a clean miss instead of a load that always fails.
-        "layout": [facts.engine_block, facts.physical_order, facts.packing],
     }
     return ModelIdentity(
         weights=weights.value,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ucm_core.adapter.blocks import BlockGrid, PageShape
+from ucm_core.adapter.layout import ITEM_BYTES, Axis, LayoutDescriptor
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.spec import (
@@ -114,6 +115,38 @@ class Placement:
         first, last = coordinate.heads
         base = first // self.facts.heads * self.facts.heads  # first head of the rank that holds it
         return self.page().run(self.grid.piece_tokens, (first - base, last - base))
+
+    def layout(self, coordinate: Coordinate) -> LayoutDescriptor:
+        """Order of the bytes of a coordinate's objects: runs of vLLM's own pages, one shard a layer."""
+        heads = coordinate.heads[1] - coordinate.heads[0]
+        return object_layout(self.facts, self.grid, self.row.dtype, len(coordinate.layers), heads)
+
+
+def object_layout(
+    facts: Facts, grid: BlockGrid, dtype: str, layers: int, heads: int
+) -> LayoutDescriptor:
+    """The descriptor of objects of ``layers`` layers and ``heads`` heads, stored as vLLM's pages are.
+
+    Bytes that the descriptor cannot tell apart are equal: rows that lie one after another in every page
+    do not depend on vLLM's block size.
+    """
+    head_major = facts.physical_order in ("LBHNC", "BLHNC") and facts.heads > 1
+    item = ITEM_BYTES.get(dtype, 0)
+    plain = not facts.opaque and facts.cell_bytes == item * (facts.head_size + facts.head_size_v)
+    if not plain or facts.head_size_v not in (0, facts.head_size):
+        name = facts.packing or f"cell{facts.cell_bytes}"
+        order = "hnd" if head_major else "nhd"
+        tag = f"opaque.{name}.{dtype}.{order}.b{grid.piece_tokens}"
+        cell = grid.piece_tokens * facts.cell_bytes
+        axes = [Axis("token", grid.pieces), Axis("head", heads), Axis("elem", cell)]
+        return LayoutDescriptor(tag, (Axis("layer", layers), *axes))
+    cell_axes = [Axis("kv", 2 if facts.head_size_v else 1), Axis("elem", facts.head_size)]
+    piece = grid.piece_tokens
+    if head_major:
+        order_axes = [Axis("token", grid.pieces, piece), Axis("head", heads), Axis("token", piece)]
+    else:
+        order_axes = [Axis("token", grid.block_tokens), Axis("head", heads)]
+    return LayoutDescriptor(dtype, (Axis("layer", layers), *order_axes, *cell_axes))
 
 
 def fitting_block_tokens(facts: Facts, wanted: int) -> int:

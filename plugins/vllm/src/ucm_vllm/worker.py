@@ -327,14 +327,24 @@ def _all_checked(parts: list[_Part], *, overdue: bool) -> bool:
 
 
 def _ended(part: _Part) -> bool:
-    return part.task is None or part.task.state() in (TaskState.DURABLE, TaskState.FAILED)
+    """True when the last stage has answered for every row."""
+    if part.task is None or part.task.state() is TaskState.DURABLE:
+        return True
+    if part.task.state() is not TaskState.FAILED:
+        return False
+    # One row's failure says nothing of the others yet.
+    return not bool((part.task.durable_results() == Status.PENDING).any())
 
 
 def _block_statuses(part: _Part, *, durable: bool = False) -> npt.NDArray[np.uint8]:
     """``uint8[rows]``: per stored block OK, or the status of its first shard that is not."""
     if part.task is None:
         return np.full(len(part.rows), part.refused, dtype=np.uint8)
-    results = part.task.wait_durable(0.0) if durable else part.task.wait(0.0)
+    if durable:
+        results = part.task.durable_results()
+        results[results == Status.PENDING] = Status.TIMEOUT  # overdue: counted as not stored
+    else:
+        results = part.task.wait(0.0)
     table = np.asarray(results).reshape(len(part.rows), part.lane.pages.layers)
     first_bad = (table != Status.OK).argmax(axis=1)
     picked: npt.NDArray[np.uint8] = table[np.arange(len(table)), first_bad]
