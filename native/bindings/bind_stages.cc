@@ -46,8 +46,11 @@ void bind_geometry(nb::module_& m) {
           [](Geometry* self, std::uint32_t shard_count, std::uint64_t shard_bytes,
              std::uint32_t runs_per_shard, std::uint64_t run_nbytes, std::uint64_t run_count,
              std::uint64_t run_stride, std::string layout) {
-            new (self) Geometry{shard_count, shard_bytes, runs_per_shard,
-                                {run_nbytes, run_count, run_stride}, std::move(layout)};
+            new (self) Geometry{shard_count,
+                                shard_bytes,
+                                runs_per_shard,
+                                {run_nbytes, run_count, run_stride},
+                                std::move(layout)};
           },
           "shard_count"_a, "shard_bytes"_a, "runs_per_shard"_a, "run_nbytes"_a, "run_count"_a,
           "run_stride"_a, "layout"_a)
@@ -65,8 +68,8 @@ void bind_medium(nb::module_& m) {
       .def("__init__",
            [](MediumHandle* self) { new (self) MediumHandle{std::make_shared<FakeMedium>()}; })
       .def("__len__", [](const MediumHandle& h) { return h.medium->size(); })
-      .def("__contains__",
-           [](const MediumHandle& h, const nb::bytes& id) { return h.medium->contains(one_id(id)); })
+      .def("__contains__", [](const MediumHandle& h,
+                              const nb::bytes& id) { return h.medium->contains(one_id(id)); })
       .def("ids",
            [](const MediumHandle& h) {
              nb::list out;
@@ -85,24 +88,24 @@ void bind_medium(nb::module_& m) {
           "id"_a, "Data region of the object (padding included), or None.")
       .def("remove",
            [](const MediumHandle& h, const nb::bytes& id) { return h.medium->remove(one_id(id)); })
-      .def("corrupt",
-           [](const MediumHandle& h, const nb::bytes& id, std::size_t offset) {
-             return h.medium->corrupt(one_id(id), offset);
-           },
-           "id"_a, "offset"_a = 0)
-      .def("truncate",
-           [](const MediumHandle& h, const nb::bytes& id, std::size_t bytes) {
-             return h.medium->truncate(one_id(id), bytes);
-           },
-           "id"_a, "nbytes"_a)
-      .def("swap",
-           [](const MediumHandle& h, const nb::bytes& a, const nb::bytes& b) {
-             return h.medium->swap(one_id(a), one_id(b));
-           })
+      .def(
+          "corrupt",
+          [](const MediumHandle& h, const nb::bytes& id, std::size_t offset) {
+            return h.medium->corrupt(one_id(id), offset);
+          },
+          "id"_a, "offset"_a = 0)
+      .def(
+          "truncate",
+          [](const MediumHandle& h, const nb::bytes& id, std::size_t bytes) {
+            return h.medium->truncate(one_id(id), bytes);
+          },
+          "id"_a, "nbytes"_a)
+      .def("swap", [](const MediumHandle& h, const nb::bytes& a,
+                      const nb::bytes& b) { return h.medium->swap(one_id(a), one_id(b)); })
       .def("clear", [](const MediumHandle& h) { h.medium->clear(); })
-      .def("set_capacity",
-           [](const MediumHandle& h, std::size_t n) { h.medium->set_capacity(n); }, "objects"_a,
-           "Objects it can hold; 0: unlimited.");
+      .def(
+          "set_capacity", [](const MediumHandle& h, std::size_t n) { h.medium->set_capacity(n); },
+          "objects"_a, "Objects it can hold; 0: unlimited.");
 }
 
 void bind_fake(nb::module_& m) {
@@ -112,10 +115,10 @@ void bind_fake(nb::module_& m) {
           [](FakeHandle* self, const Geometry& geometry, const MediumHandle& medium,
              std::uint32_t latency_us, std::uint64_t bytes_per_second, std::uint32_t lanes,
              std::uint32_t fail_nth_read, std::uint32_t fail_nth_write, bool manual) {
-            auto fake = std::make_shared<FakeStage>(
-                geometry, medium.medium,
-                FakeOptions{latency_us, bytes_per_second, lanes, fail_nth_read, fail_nth_write,
-                            manual});
+            auto fake =
+                std::make_shared<FakeStage>(geometry, medium.medium,
+                                            FakeOptions{latency_us, bytes_per_second, lanes,
+                                                        fail_nth_read, fail_nth_write, manual});
             new (self) FakeHandle{{fake}, fake};
           },
           "geometry"_a, "medium"_a, nb::kw_only(), "latency_us"_a = 0, "bytes_per_second"_a = 0,
@@ -127,18 +130,20 @@ void bind_fake(nb::module_& m) {
             h.fake->inject(one_id(id), reads, static_cast<Fault>(fault), error, times);
           },
           "id"_a, nb::kw_only(), "reads"_a, "fault"_a, "error"_a = 5, "times"_a = 1)
-      .def("step", [](const FakeHandle& h, std::uint32_t n) { h.fake->step(n); }, "n"_a = 1)
-      .def("release_hung",
-           [](const FakeHandle& h, bool serve) {
-             const nb::gil_scoped_release release;
-             return h.fake->release_hung(serve);
-           },
-           nb::kw_only(), "serve"_a)
+      .def(
+          "step", [](const FakeHandle& h, std::uint32_t n) { h.fake->step(n); }, "n"_a = 1)
+      .def(
+          "release_hung",
+          [](const FakeHandle& h, bool serve) {
+            const nb::gil_scoped_release release;
+            return h.fake->release_hung(serve);
+          },
+          nb::kw_only(), "serve"_a)
       .def_prop_ro("hung", [](const FakeHandle& h) { return h.fake->hung(); })
       .def_prop_ro("queued", [](const FakeHandle& h) { return h.fake->queued(); })
-      .def("set_latency",
-           [](const FakeHandle& h, std::uint32_t us) { h.fake->set_latency(us); },
-           "microseconds"_a);
+      .def(
+          "set_latency", [](const FakeHandle& h, std::uint32_t us) { h.fake->set_latency(us); },
+          "microseconds"_a);
 }
 
 }  // namespace
@@ -149,20 +154,22 @@ void bind_stages(nb::module_& m) {
       .def_prop_ro("name", [](const StageHandle& h) { return h.stage->name(); })
       .def("stats", [](const StageHandle& h) { return h.stage->stats(); })
       .def("health", [](const StageHandle& h) { return h.stage->health(); })
-      .def("remove",
-           [](const StageHandle& h, const IdArray& ids) {
-             const auto span = id_span(ids);
-             const nb::gil_scoped_release release;
-             h.stage->remove(span);
-           },
-           nb::arg("ids").noconvert())
-      .def("shutdown",
-           [](const StageHandle& h, double timeout_s) {
-             const nb::gil_scoped_release release;
-             h.stage->shutdown(in_seconds(timeout_s));
-           },
-           "timeout_s"_a = 10.0,
-           "For stages that were built and never handed to a Store; a Store shuts its stage down.");
+      .def(
+          "remove",
+          [](const StageHandle& h, const IdArray& ids) {
+            const auto span = id_span(ids);
+            const nb::gil_scoped_release release;
+            h.stage->remove(span);
+          },
+          nb::arg("ids").noconvert())
+      .def(
+          "shutdown",
+          [](const StageHandle& h, double timeout_s) {
+            const nb::gil_scoped_release release;
+            h.stage->shutdown(in_seconds(timeout_s));
+          },
+          "timeout_s"_a = 10.0,
+          "For stages that were built and never handed to a Store; a Store shuts its stage down.");
   nb::class_<TierHandle>(m, "HostTier", "Host memory of objects (ucm/host_tier.h), for Store")
       .def_prop_ro("name", [](const TierHandle& h) { return h.tier->name(); })
       .def("stats", [](const TierHandle& h) { return h.tier->stats(); })
@@ -188,7 +195,8 @@ void bind_stages(nb::module_& m) {
       },
       "geometry"_a, nb::kw_only(), "load_reserve"_a, "shared"_a,
       "Private pool of object buffers; retains nothing.");
-  nb::class_<EventHandle>(m, "HostEvent", "An event that host code fires; `handle` names it in dump")
+  nb::class_<EventHandle>(m, "HostEvent",
+                          "An event that host code fires; `handle` names it in dump")
       .def("__init__", [](EventHandle* self) { new (self) EventHandle{HostEvent::create()}; })
       .def("fire",
            [](const EventHandle& h) {

@@ -55,9 +55,9 @@ bool wait_with_signals(Deadline deadline, Wait&& wait) {
 
 void check_row(const Task& task, std::size_t row) {
   if (row >= task.size()) {
-    throw nb::index_error(("row " + std::to_string(row) + " of a task of " +
-                           std::to_string(task.size()) + " rows")
-                              .c_str());
+    throw nb::index_error(
+        ("row " + std::to_string(row) + " of a task of " + std::to_string(task.size()) + " rows")
+            .c_str());
   }
 }
 
@@ -196,8 +196,8 @@ void bind_store_class(nb::module_& m) {
           "load",
           [](const StoreHandle& h, const IdArray& ids, const ShardArray& shards,
              const AddressArray& addresses) {
-            const Rows rows{id_span(ids), {shards.data(), shards.size()},
-                            {addresses.data(), addresses.size()}};
+            const Rows rows{
+                id_span(ids), {shards.data(), shards.size()}, {addresses.data(), addresses.size()}};
             std::shared_ptr<Task> task;
             {
               const nb::gil_scoped_release release;
@@ -211,8 +211,8 @@ void bind_store_class(nb::module_& m) {
           "dump",
           [](const StoreHandle& h, const IdArray& ids, const ShardArray& shards,
              const AddressArray& addresses, std::uint64_t event, int mode) {
-            const Rows rows{id_span(ids), {shards.data(), shards.size()},
-                            {addresses.data(), addresses.size()}};
+            const Rows rows{
+                id_span(ids), {shards.data(), shards.size()}, {addresses.data(), addresses.size()}};
             std::shared_ptr<Task> task;
             {
               const nb::gil_scoped_release release;

@@ -9,11 +9,12 @@
 #include <memory>
 
 #include "ucm/host_tier.h"
+#include "ucm/keep.h"
 #include "ucm/stage.h"
 
 namespace ucm::bindings {
 
-/// A shared pointer that is dropped, not destroyed, in a child after fork: destructors of native
+/// A shared pointer that is kept, not destroyed, in a child after fork: destructors of native
 /// objects join threads and destroy condition variables that only live in the parent.
 template <class T>
 class ForkSafe {
@@ -22,7 +23,7 @@ class ForkSafe {
   template <class U>
   ForkSafe(std::shared_ptr<U> p) : p_(std::move(p)) {}  // NOLINT: implicit on purpose
   ~ForkSafe() {
-    if (::getpid() != pid_) new std::shared_ptr<T>(std::move(p_));  // NOLINT: leaked on purpose
+    if (::getpid() != pid_) keep_forever(std::move(p_));
   }
   ForkSafe(const ForkSafe&) = default;
   ForkSafe& operator=(const ForkSafe&) = default;

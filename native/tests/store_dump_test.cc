@@ -107,7 +107,8 @@ TEST_F(StoreTest, ACommitThatTimesOutDiscardsTheObject) {
   open();
   Rowset part;
   part.add(1, 0);
-  EXPECT_EQ(wait(*store->dump(part.filled().rows(), 0, CommitMode::kExplicit)), all(1, Status::kOk));
+  EXPECT_EQ(wait(*store->dump(part.filled().rows(), 0, CommitMode::kExplicit)),
+            all(1, Status::kOk));
   const BlockId id = id_of(1);
   EXPECT_EQ(wait(*store->commit({&id, 1}), 30ms), all(1, Status::kTimeout));
   EXPECT_EQ(stat("store.objects_open"), 0U);

@@ -21,7 +21,9 @@ inline constexpr std::uint32_t kRuns = 2;
 inline constexpr std::size_t kRunBytes = 640;
 inline constexpr std::byte kUntouched{0xEE};
 
-inline Geometry small_geometry() { return {kShards, kRuns * kRunBytes, kRuns, {kRunBytes, 1, 0}, ""}; }
+inline Geometry small_geometry() {
+  return {kShards, kRuns * kRunBytes, kRuns, {kRunBytes, 1, 0}, ""};
+}
 
 inline BlockId id_of(std::uint32_t n) {
   BlockId id;
@@ -76,7 +78,8 @@ class Rowset {
     addresses.clear();
     for (std::size_t row = 0; row < size(); ++row) {
       for (std::uint32_t r = 0; r < kRuns; ++r) {
-        addresses.push_back(reinterpret_cast<std::uint64_t>(memory.data() + at(row) + r * kRunBytes));
+        addresses.push_back(
+            reinterpret_cast<std::uint64_t>(memory.data() + at(row) + r * kRunBytes));
       }
     }
     return *this;
@@ -101,7 +104,8 @@ class StoreTest : public ::testing::Test {
   void open(StoreSetup setup = {}) {
     store.reset();
     fake = std::make_shared<FakeStage>(small_geometry(), medium, setup.fake);
-    tier = std::make_shared<StagingTier>(small_geometry(), setup.load_buffers, setup.shared_buffers);
+    tier =
+        std::make_shared<StagingTier>(small_geometry(), setup.load_buffers, setup.shared_buffers);
     store = std::make_unique<Store>(fake, tier, setup.device, setup.store);
   }
   static std::vector<Status> wait(Task& task, std::chrono::milliseconds timeout = 20s) {

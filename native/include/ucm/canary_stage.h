@@ -9,16 +9,16 @@ namespace ucm {
 
 enum class PlantedBug : std::uint8_t {
   kNone = 0,
-  kLookupSaysYes = 1,    ///< every object is reported present
-  kLookupShifted = 2,    ///< answers belong to the id before
-  kLookupStopsEarly = 3, ///< stops at the first miss although nobody asked
-  kMissAsOk = 4,         ///< reading an absent object succeeds
-  kCorruptAsOk = 5,      ///< failed verification is reported as success
-  kLosesWrites = 6,      ///< says durable, stores nothing
-  kTornWrite = 7,        ///< the last shard of a written object is zeros
-  kWrongShard = 8,       ///< shards of a read are delivered in reverse places
-  kRemoveIgnored = 9,    ///< removal does nothing
-  kBatchOutcome = 10,    ///< one failure of a batch is reported for every operation of it
+  kLookupSaysYes = 1,     ///< every object is reported present
+  kLookupShifted = 2,     ///< answers belong to the id before
+  kLookupStopsEarly = 3,  ///< stops at the first miss although nobody asked
+  kMissAsOk = 4,          ///< reading an absent object succeeds
+  kCorruptAsOk = 5,       ///< failed verification is reported as success
+  kLosesWrites = 6,       ///< says durable, stores nothing
+  kTornWrite = 7,         ///< the last shard of a written object is zeros
+  kWrongShard = 8,        ///< shards of a read are delivered in reverse places
+  kRemoveIgnored = 9,     ///< removal does nothing
+  kBatchOutcome = 10,     ///< one failure of a batch is reported for every operation of it
 };
 inline constexpr std::uint8_t kPlantedBugs = 11;
 

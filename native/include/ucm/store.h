@@ -96,7 +96,8 @@ struct StoreOptions {
   std::uint32_t copiers = 1;                  ///< threads that copy
   std::uint32_t write_retries = 2;            ///< after the first try
   std::chrono::milliseconds retry_delay{20};  ///< before the first retry; doubles
-  std::chrono::milliseconds open_age{0};      ///< idle age at which an open object is discarded; 0: timeout
+  std::chrono::milliseconds open_age{
+      0};  ///< idle age at which an open object is discarded; 0: timeout
 };
 
 /// Rows of a load or dump, all spans of equal length; `addresses` has runs_per_shard per row.

@@ -20,7 +20,8 @@ class BadReads final : public ReadSink {
 
   void on_read(std::uint64_t cookie, std::uint32_t begin, std::uint32_t end,
                Outcome outcome) noexcept override {
-    if (bug_ == PlantedBug::kMissAsOk && outcome.status == Status::kMiss) outcome = {Status::kOk, 0};
+    if (bug_ == PlantedBug::kMissAsOk && outcome.status == Status::kMiss)
+      outcome = {Status::kOk, 0};
     if (bug_ == PlantedBug::kCorruptAsOk && outcome.status == Status::kCorrupt) {
       outcome = {Status::kOk, 0};
     }
@@ -29,14 +30,15 @@ class BadReads final : public ReadSink {
       if (outcome.status != Status::kOk) spoiled_ = outcome;
       if (spoiled_.status != Status::kPending) outcome = spoiled_;
     }
-    if (bug_ == PlantedBug::kWrongShard && outcome.status == Status::kOk) reverse(cookie, begin, end);
+    if (bug_ == PlantedBug::kWrongShard && outcome.status == Status::kOk)
+      reverse(cookie, begin, end);
     sink_->on_read(cookie, begin, end, outcome);
   }
 
  private:
   void reverse(std::uint64_t cookie, std::uint32_t begin, std::uint32_t end) const noexcept {
-    const auto op = std::find_if(ops_.begin(), ops_.end(),
-                                 [&](const ReadOp& o) { return o.cookie == cookie; });
+    const auto op =
+        std::find_if(ops_.begin(), ops_.end(), [&](const ReadOp& o) { return o.cookie == cookie; });
     if (op == ops_.end()) return;
     for (std::uint32_t i = begin, j = end; i + 1 < j; ++i) {
       --j;
@@ -62,7 +64,8 @@ class TornWrites final : public WriteSink {
   const std::byte* tear(const WriteOp& op) {
     std::vector<std::byte> copy(op.from, op.from + geometry_.object_bytes());
     const std::size_t last = geometry_.shard_offset(geometry_.shard_count - 1);
-    std::fill_n(copy.begin() + static_cast<std::ptrdiff_t>(last), geometry_.shard_bytes, std::byte{0});
+    std::fill_n(copy.begin() + static_cast<std::ptrdiff_t>(last), geometry_.shard_bytes,
+                std::byte{0});
     const std::lock_guard lock(mu_);
     return (copies_[op.cookie] = std::move(copy)).data();
   }
@@ -82,7 +85,8 @@ class TornWrites final : public WriteSink {
 void CanaryStage::lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
                          bool stop_at_first_miss) noexcept {
   good_->lookup(ids, present, stop_at_first_miss || bug_ == PlantedBug::kLookupStopsEarly);
-  if (bug_ == PlantedBug::kLookupSaysYes) std::fill(present.begin(), present.end(), std::uint8_t{1});
+  if (bug_ == PlantedBug::kLookupSaysYes)
+    std::fill(present.begin(), present.end(), std::uint8_t{1});
   if (bug_ == PlantedBug::kLookupShifted && !present.empty()) {
     std::rotate(present.begin(), present.end() - 1, present.end());
   }

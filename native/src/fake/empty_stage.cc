@@ -12,8 +12,7 @@ void EmptyStage::read(std::span<const ReadOp> ops, std::shared_ptr<ReadSink> sin
                       Deadline) noexcept {
   reads_ += ops.size();
   for (const ReadOp& op : ops) {
-    sink->on_read(op.cookie, op.begin, op.end,
-                  {closed_ ? Status::kClosed : Status::kMiss, 0});
+    sink->on_read(op.cookie, op.begin, op.end, {closed_ ? Status::kClosed : Status::kMiss, 0});
   }
 }
 

@@ -96,7 +96,8 @@ void FakeStage::lane() {
   std::unique_lock lock(mu_);
   while (true) {
     cv_.wait(lock, [&] {
-      return closed_ || ((!reads_.empty() || !writes_.empty()) && (!options_.manual || steps_ != 0));
+      return closed_ ||
+             ((!reads_.empty() || !writes_.empty()) && (!options_.manual || steps_ != 0));
     });
     if (closed_) return;
     if (options_.manual) --steps_;

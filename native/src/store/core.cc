@@ -81,10 +81,10 @@ void StoreCore::check_usable() const {
 std::shared_ptr<TaskImpl> StoreCore::new_task(TaskKind kind, std::size_t rows) {
   const Deadline deadline = Clock::now() + options.timeout;
   // Age of an open object, then every try of the write with its grace and delay.
-  const Deadline durable = deadline + options.open_age +
-                           (options.write_retries + 1) *
-                               (options.timeout + std::chrono::milliseconds(1000)) +
-                           options.retry_delay * (1U << std::min(options.write_retries, 10U));
+  const Deadline durable =
+      deadline + options.open_age +
+      (options.write_retries + 1) * (options.timeout + std::chrono::milliseconds(1000)) +
+      options.retry_delay * (1U << std::min(options.write_retries, 10U));
   return std::make_shared<TaskImpl>(kind, rows, geometry.runs_per_shard, weak_from_this(), counters,
                                     deadline, durable);
 }
@@ -302,7 +302,8 @@ std::uint64_t StoreCore::close(std::chrono::milliseconds timeout) {
   }
   for (const auto& task : open_tasks) task->lose_open(Status::kClosed);
   below->shutdown(std::max(deadline, Clock::now() + std::chrono::milliseconds(10)));
-  if (tier != nullptr) tier->shutdown(std::max(deadline, Clock::now() + std::chrono::milliseconds(10)));
+  if (tier != nullptr)
+    tier->shutdown(std::max(deadline, Clock::now() + std::chrono::milliseconds(10)));
   {
     const std::lock_guard lock(mu_);
     stop_ = true;
@@ -334,6 +335,12 @@ std::uint64_t StoreCore::close(std::chrono::milliseconds timeout) {
   }
   perform(actions);
   return abandoned_;
+}
+
+std::size_t StoreCore::prefetch_room() const {
+  const std::lock_guard lock(mu_);
+  return options.waiting_depth -
+         std::min<std::size_t>(prefetch_queue_.size(), options.waiting_depth);
 }
 
 void StoreCore::gauges(std::map<std::string, std::uint64_t>& out) const {

@@ -40,8 +40,8 @@ struct DumpObject {
   State state = State::kFree;
   bool explicit_mode = false;
   bool committed = false;
-  bool published = false;  ///< visible in the tier, ends with release instead of abort
-  std::uint32_t index = 0;       ///< in the pool; with `generation` the cookie of its write
+  bool published = false;   ///< visible in the tier, ends with release instead of abort
+  std::uint32_t index = 0;  ///< in the pool; with `generation` the cookie of its write
   std::uint32_t generation = 1;
   std::uint32_t in = 0;       ///< shards in place
   std::uint32_t copying = 0;  ///< rows being copied
@@ -100,6 +100,8 @@ class StoreCore final : public ReadSink,
                  Outcome outcome) noexcept override;
   void on_room() noexcept override;
 
+  /// Objects that may still be queued for prefetch.
+  [[nodiscard]] std::size_t prefetch_room() const;
   void gauges(std::map<std::string, std::uint64_t>& out) const;
 
   const std::shared_ptr<Stage> below;
@@ -169,7 +171,7 @@ class StoreCore final : public ReadSink,
   bool closing_ = false;
   bool stop_ = false;
   bool pump_wanted_ = false;
-  bool event_fired_ = false;  // a subscribed event called back
+  bool event_fired_ = false;       // a subscribed event called back
   std::size_t polled_events_ = 0;  // tasks whose event cannot call back
   Clock::time_point timer_next_ = Clock::time_point::max();
 
@@ -181,7 +183,7 @@ class StoreCore final : public ReadSink,
     Unit* unit = nullptr;
     std::uint32_t generation = 1;
   };
-  std::vector<Running> running_;            // running_depth entries
+  std::vector<Running> running_;  // running_depth entries
   std::vector<std::uint32_t> running_free_;
   std::vector<std::uint32_t> scratch_shards_;
   std::vector<ShardClaim> scratch_claims_;

@@ -26,8 +26,8 @@ struct Counters {
   Count prefetch_dropped_objects{0};  ///< queue full: prefetch carries no obligation
   Count written_objects{0};
   Count write_retries{0};
-  Count write_failures{0};   ///< after the last retry: cache_backend_dump_wait_errors_total
-  Count writes_overdue{0};   ///< the stage never answered within its bound
+  Count write_failures{0};  ///< after the last retry: cache_backend_dump_wait_errors_total
+  Count writes_overdue{0};  ///< the stage never answered within its bound
   Count discarded_objects{0};
   Count expired_open_objects{0};
   Count abandoned_io{0};

@@ -23,13 +23,19 @@ DumpObject* StoreCore::find(const BlockId& id) const {
 
 DumpList* StoreCore::list_of(State state) noexcept {
   switch (state) {
-    case State::kWaiting: return &waiting_;
-    case State::kOpen: return &open_;
-    case State::kWriting: return &writing_;
-    case State::kRetry: return &retry_;
-    case State::kOverdue: return &overdue_;
+    case State::kWaiting:
+      return &waiting_;
+    case State::kOpen:
+      return &open_;
+    case State::kWriting:
+      return &writing_;
+    case State::kRetry:
+      return &retry_;
+    case State::kOverdue:
+      return &overdue_;
     case State::kFree:
-    case State::kDoomed: break;
+    case State::kDoomed:
+      break;
   }
   return nullptr;
 }
@@ -215,8 +221,7 @@ void StoreCore::send_write(DumpObject& object, bool publish, Actions& actions) {
   object.due = Clock::now() + options.timeout + kWriteGrace;
   enter(object, State::kWriting);
   arm(object.due);
-  const std::uint64_t cookie =
-      (static_cast<std::uint64_t>(object.generation) << 32) | object.index;
+  const std::uint64_t cookie = (static_cast<std::uint64_t>(object.generation) << 32) | object.index;
   actions.writes.push_back({{object.id, object.slot.data, cookie}, object.slot, publish});
 }
 
@@ -387,7 +392,8 @@ void StoreCore::mark_events() noexcept {
     if (!task->event->fired()) return task->done();  // given up
     for (Unit& unit : task->units) {
       unit.event_ready = true;
-      if (unit.object == nullptr || unit.object->state != State::kOpen || unit.queue.linked) continue;
+      if (unit.object == nullptr || unit.object->state != State::kOpen || unit.queue.linked)
+        continue;
       copy_dumps_.push_back(&unit);
       wake_copier();
     }

@@ -57,7 +57,8 @@ StoreCore::Start StoreCore::start_load(Unit& unit, Actions& actions) {
     const std::uint32_t row = task.order[pos];
     if (task.raw(row) != kRowOpen) continue;
     const std::uint32_t shard = task.shards[row];
-    if (scratch_shards_.empty() || scratch_shards_.back() != shard) scratch_shards_.push_back(shard);
+    if (scratch_shards_.empty() || scratch_shards_.back() != shard)
+      scratch_shards_.push_back(shard);
   }
   if (scratch_shards_.empty()) {  // given up while it waited
     actions.released.push_back(std::move(unit.keep));

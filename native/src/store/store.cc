@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "store/core.h"
+#include "ucm/keep.h"
 
 namespace ucm {
 namespace {
@@ -26,10 +27,11 @@ void check_ids(std::span<const BlockId> ids) {
 void check_rows(const Rows& rows, const Geometry& geometry) {
   if (rows.shards.size() != rows.ids.size() ||
       rows.addresses.size() != rows.ids.size() * geometry.runs_per_shard) {
-    throw std::invalid_argument(
-        "store: " + std::to_string(rows.ids.size()) + " ids, " + std::to_string(rows.shards.size()) +
-        " shards, " + std::to_string(rows.addresses.size()) + " addresses; expected one shard and " +
-        std::to_string(geometry.runs_per_shard) + " addresses per id");
+    throw std::invalid_argument("store: " + std::to_string(rows.ids.size()) + " ids, " +
+                                std::to_string(rows.shards.size()) + " shards, " +
+                                std::to_string(rows.addresses.size()) +
+                                " addresses; expected one shard and " +
+                                std::to_string(geometry.runs_per_shard) + " addresses per id");
   }
   check_ids(rows.ids);
   for (std::size_t i = 0; i < rows.shards.size(); ++i) {
@@ -62,8 +64,9 @@ std::vector<Group> rotated(const std::vector<Group>& groups, Rotation rotation) 
 }
 
 /// Fewer objects than ranks: each object's shards are dealt out, so that every rank can fetch.
-std::vector<Group> dealt(std::vector<std::uint32_t>& order, const std::vector<std::uint32_t>& shards,
-                         const std::vector<Group>& groups, std::uint32_t ranks) {
+std::vector<Group> dealt(std::vector<std::uint32_t>& order,
+                         const std::vector<std::uint32_t>& shards, const std::vector<Group>& groups,
+                         std::uint32_t ranks) {
   std::vector<Group> out;
   for (const Group& g : groups) {
     const auto slice = [&](std::uint32_t row) { return shards[row] % ranks; };
@@ -125,12 +128,13 @@ void group_rows(TaskImpl& task, Rotation rotation, bool unique) {
 
 Store::Store(std::shared_ptr<Stage> below, std::shared_ptr<HostTier> tier,
              std::shared_ptr<Device> device, StoreOptions options) {
-  if (below == nullptr || device == nullptr) throw std::invalid_argument("store: no stage or device");
+  if (below == nullptr || device == nullptr)
+    throw std::invalid_argument("store: no stage or device");
   const Geometry& g = below->geometry();
   if (g.shard_count == 0 || g.shard_bytes == 0 ||
       g.shard_bytes != g.runs_per_shard * g.run.total()) {
-    throw std::invalid_argument("store: shard_bytes is " + std::to_string(g.shard_bytes) + ", but " +
-                                std::to_string(g.runs_per_shard) + " runs of " +
+    throw std::invalid_argument("store: shard_bytes is " + std::to_string(g.shard_bytes) +
+                                ", but " + std::to_string(g.runs_per_shard) + " runs of " +
                                 std::to_string(g.run.total()) + " bytes are " +
                                 std::to_string(g.runs_per_shard * g.run.total()));
   }
@@ -139,21 +143,21 @@ Store::Store(std::shared_ptr<Stage> below, std::shared_ptr<HostTier> tier,
     throw std::invalid_argument("store: " + tier->name() + " and " + below->name() +
                                 " have different geometries");
   }
-  core_ = std::make_shared<StoreCore>(std::move(below), std::move(tier), std::move(device), options);
+  core_ =
+      std::make_shared<StoreCore>(std::move(below), std::move(tier), std::move(device), options);
   core_->start();
 }
 
 Store::~Store() {
   if (core_ == nullptr) return;
   if (::getpid() != core_->pid) {
-    // After fork: the threads do not exist here and a mutex may be held by nobody. Leak.
-    new std::shared_ptr<StoreCore>(std::move(core_));  // NOLINT: on purpose
+    keep_forever(std::move(core_));  // after fork: the threads to join do not exist here
     return;
   }
   const std::uint64_t stuck = core_->close(std::chrono::seconds(10));
   if (stuck != 0 || core_.use_count() > 1) {
     // Somebody below still holds the sinks: they (and the stage) must not die on a stage's thread.
-    new std::shared_ptr<StoreCore>(std::move(core_));  // NOLINT: on purpose
+    keep_forever(std::move(core_));
   }
 }
 
@@ -229,9 +233,11 @@ void Store::prefetch(std::span<const BlockId> ids) {
   core_->tier->lookup(ids, present);
   const std::uint32_t shard_count = core_->geometry.shard_count;
   const auto absent = static_cast<std::size_t>(std::count(present.begin(), present.end(), 0));
-  if (absent == 0) return;
-  const auto task = core_->new_task(TaskKind::kLoad, absent * shard_count);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
+  const std::size_t taken = std::min(absent, core_->prefetch_room());
+  core_->counters->prefetch_dropped_objects += absent - taken;
+  if (taken == 0) return;
+  const auto task = core_->new_task(TaskKind::kLoad, taken * shard_count);
+  for (std::size_t i = 0; i < ids.size() && task->ids.size() < task->size(); ++i) {
     if (present[i] != 0) continue;
     for (std::uint32_t s = 0; s < shard_count; ++s) {
       task->ids.push_back(ids[i]);
@@ -271,17 +277,19 @@ std::shared_ptr<Task> Store::dump(const Rows& rows, std::uint64_t event, CommitM
   const auto zero = std::find(rows.addresses.begin(), rows.addresses.end(), std::uint64_t{0});
   if (zero != rows.addresses.end()) {
     const auto at = static_cast<std::size_t>(zero - rows.addresses.begin());
-    throw std::invalid_argument(
-        "store: address 0 in row " + std::to_string(at / core_->geometry.runs_per_shard) + ", run " +
-        std::to_string(at % core_->geometry.runs_per_shard) +
-        ": a dump needs every run of a shard (0 means \"skip\" only on load); nothing was submitted");
+    throw std::invalid_argument("store: address 0 in row " +
+                                std::to_string(at / core_->geometry.runs_per_shard) + ", run " +
+                                std::to_string(at % core_->geometry.runs_per_shard) +
+                                ": a dump needs every run of a shard (0 means \"skip\" only on "
+                                "load); nothing was submitted");
   }
   const auto task = core_->new_task(TaskKind::kDump, rows.ids.size());
   if (event != 0) {
     task->event = core_->device->event(event);
     if (task->event == nullptr) {
-      throw std::invalid_argument("store: event " + std::to_string(event) + " is not known to device " +
-                                  core_->device->name() + "; nothing was submitted");
+      throw std::invalid_argument("store: event " + std::to_string(event) +
+                                  " is not known to device " + core_->device->name() +
+                                  "; nothing was submitted");
     }
   }
   task->mode = mode;

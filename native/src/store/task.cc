@@ -13,7 +13,9 @@ std::unique_ptr<std::atomic<std::uint8_t>[]> open_rows(std::size_t n) {
   return rows;
 }
 
-bool final(std::uint8_t raw) noexcept { return raw != kRowOpen && raw < kRowReady; }
+bool final(std::uint8_t raw) noexcept {
+  return raw != kRowOpen && raw < kRowReady;
+}
 
 }  // namespace
 
@@ -130,7 +132,8 @@ bool TaskImpl::finish(std::uint32_t row, std::uint8_t from, Outcome outcome) noe
 void TaskImpl::finish_durable(std::uint32_t row, Outcome outcome) noexcept {
   if (durable_ == nullptr) return;
   std::uint8_t from = kRowOpen;
-  if (!durable_[row].compare_exchange_strong(from, kRowFinishing, std::memory_order_acq_rel)) return;
+  if (!durable_[row].compare_exchange_strong(from, kRowFinishing, std::memory_order_acq_rel))
+    return;
   durable_errors_[row] = outcome.error;
   if (outcome.status != Status::kOk) failed_.store(true, std::memory_order_release);
   durable_[row].store(static_cast<std::uint8_t>(outcome.status), std::memory_order_seq_cst);

@@ -39,7 +39,7 @@ struct Unit {
 
   // loads
   Slot slot;
-  std::uint32_t refs = 0;    ///< shards in flight + copy queue entry + users; 0: the pin is released
+  std::uint32_t refs = 0;  ///< shards in flight + copy queue entry + users; 0: the pin is released
   std::uint64_t cookie = 0;  ///< 0: holds no slot
   bool queued_copy = false;
 
