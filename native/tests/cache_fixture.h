@@ -109,6 +109,7 @@ class CacheTest : public ::testing::Test {
     o.name = "test";
     o.directory = directory;
     o.capacity_bytes = slots * g.object_bytes();
+    o.capacity_explicit = true;
     o.load_reserve = 0;
     o.load_reserve_explicit = true;
     o.quarantine = std::chrono::seconds(0);

@@ -306,8 +306,8 @@ TEST_F(CacheProcessTest, AnotherCapacityIsRefusedUnlessItWasOnlyADefault) {
     EXPECT_NE(what.find("0.25 MiB"), std::string::npos) << what;
     EXPECT_NE(what.find("0.50 MiB"), std::string::npos) << what;
   }
-  auto o = options(g, 64);
-  o.capacity_bytes = 0;
+  auto o = options(g, 128);
+  o.capacity_explicit = false;
   auto tier = make(g, o);
   EXPECT_TRUE(present(*tier, id_of(1)));
   child.kill();
@@ -375,17 +375,17 @@ TEST_F(CacheProcessTest, ContradictingRankSizesAreReported) {
   child.kill();
 }
 
-/// Random work until killed; content is checked wherever it is read. Returns 1 on a wrong byte.
-int churn(const Geometry& g, const CacheOptions& o, unsigned seed, std::chrono::milliseconds time) {
+/// Random work until killed, or a file "stop" appears; content is checked wherever it is read. Returns 1 on a wrong byte.
+int churn(const Geometry& g, const CacheOptions& o, unsigned seed) {
   auto tier = open_cache(g, o);
   auto sink = std::make_shared<Sink>();
   sink->accept = false;
   tier->bind(sink);
   std::mt19937 rng(seed);
-  const auto until = Clock::now() + time;
+  const std::string stop = o.directory + "/stop";
   std::vector<BlockId> few(8);
   std::vector<std::uint8_t> p(8);
-  while (Clock::now() < until) {
+  while (::access(stop.c_str(), F_OK) != 0) {
     const BlockId id = id_of(rng() % 48);
     switch (rng() % 5) {
       case 0:
@@ -422,15 +422,16 @@ TEST_F(CacheProcessTest, KillsAtAnyMomentLeaveNoWrongByteAndNoLeak) {
   const auto o = options(g, 16);
   std::mt19937 rng(5);
   // One survivor keeps the segment alive throughout.
-  const pid_t survivor = spawn([&] { return churn(g, o, 1000, 4000ms); });
+  const pid_t survivor = spawn([&] { return churn(g, o, 1000); });
   std::this_thread::sleep_for(100ms);
   for (int round = 0; round < 40; ++round) {
-    const pid_t victim = spawn([&] { return churn(g, o, 1 + round, 10'000ms); });
+    const pid_t victim = spawn([&] { return churn(g, o, 1 + round); });
     std::this_thread::sleep_for(std::chrono::milliseconds(20 + rng() % 60));
     ::kill(victim, SIGKILL);
     EXPECT_EQ(wait_exit(victim), 128 + SIGKILL) << "a wrong byte";
   }
   auto tier = make(g, o);  // attach while the survivor is still at work
+  ::close(::open((directory + "/stop").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   EXPECT_EQ(wait_exit(survivor), 0) << "a wrong byte";
   const auto until = Clock::now() + 10s;
   while (tier->stats().at("slots_pinned") != 0 && Clock::now() < until) {
@@ -440,7 +441,7 @@ TEST_F(CacheProcessTest, KillsAtAnyMomentLeaveNoWrongByteAndNoLeak) {
   EXPECT_EQ(stats.at("slots_pinned"), 0u);
   EXPECT_EQ(stats.at("slots_dumping"), 0u);
   EXPECT_EQ(stats.at("slots"), 16u);
-  EXPECT_GE(stats.at("processes_recovered_total"), 35u);
+  EXPECT_GE(stats.at("processes_recovered_total"), 20u);  // some die before they attach
   // Every slot can be used, and only 16 at a time.
   std::vector<Slot> held;
   for (int k = 1000; k < 1016; ++k) {

@@ -35,9 +35,11 @@ class CacheError : public std::runtime_error {
 struct CacheOptions {
   std::string name;  ///< of the namespace; [A-Za-z0-9._-]
   std::array<std::uint8_t, 32> namespace_digest{};
-  /// Data bytes of the whole segment (all geometries). 0: chosen from the machine, and an existing
-  /// segment of another size is joined instead of refused.
+  /// Data bytes of the whole segment (all geometries). 0: chosen from the machine.
   std::uint64_t capacity_bytes = 0;
+  /// The operator asked for this capacity: a live segment of another one is refused. Otherwise it is
+  /// joined as it is.
+  bool capacity_explicit = false;
   bool shared = true;  ///< false: a segment of this process alone, gone with it
   /// Buffers (of one shard each) that only loads may take; rounded up to whole objects.
   std::uint32_t load_reserve = 1024;

@@ -98,6 +98,9 @@ class HostTier {
 
   /// True when objects stay readable after release, so that lookup and prefetch make sense.
   [[nodiscard]] virtual bool retains() const noexcept = 0;
+  /// False for a watcher of somebody else's memory: it answers lookup and touch, every claim is
+  /// refused. A Store over it only looks up.
+  [[nodiscard]] virtual bool holds_memory() const noexcept { return true; }
   [[nodiscard]] virtual Rotation rotation() const noexcept { return {}; }
 
   /// Pin memory for `shards` (ascending, distinct) of `id` and tell per shard what to do (`claims`

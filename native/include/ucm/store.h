@@ -111,8 +111,8 @@ class StoreCore;
 
 class Store {
  public:
-  /// Starts the threads. `tier` is null for a lookup-only store (role scheduler): loads and dumps
-  /// throw UnsupportedError then and no buffer exists. Tier and stage have the same geometry.
+  /// Starts the threads. `tier` is null, or holds no memory, for a lookup-only store (role
+  /// scheduler): loads and dumps throw UnsupportedError then and no buffer exists. Tier and stage have the same geometry.
   Store(std::shared_ptr<Stage> below, std::shared_ptr<HostTier> tier,
         std::shared_ptr<Device> device, StoreOptions options);
   ~Store();  ///< close(10 s) if still open

@@ -219,7 +219,7 @@ void Segment::check(const CacheOptions& options) const {
                   options.namespace_digest.begin())) {
     throw CacheError(CacheErrorKind::kMismatch, "cache: " + path_ + " belongs to another namespace");
   }
-  if (options.capacity_bytes != 0 && !options.watcher &&
+  if (options.capacity_explicit && !options.watcher &&
       options.capacity_bytes != h.capacity_bytes) {
     throw CacheError(CacheErrorKind::kMismatch,
                      "cache: " + path_ + " is in use with a capacity of " +

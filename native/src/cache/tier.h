@@ -22,6 +22,7 @@ class CacheTier final : public HostTier {
   std::string name() const override { return "cache"; }
   void bind(std::weak_ptr<TierSink> sink) override;
   bool retains() const noexcept override { return true; }
+  bool holds_memory() const noexcept override { return !options_.watcher; }
   Rotation rotation() const noexcept override;
   Status claim_load(const BlockId& id, std::span<const std::uint32_t> shards, ClaimUse use,
                     std::uint64_t cookie, std::span<ShardClaim> claims,

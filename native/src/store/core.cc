@@ -59,7 +59,7 @@ StoreCore::StoreCore(std::shared_ptr<Stage> below_stage, std::shared_ptr<HostTie
 StoreCore::~StoreCore() = default;
 
 void StoreCore::start() {
-  if (tier == nullptr) return;
+  if (!moves_data()) return;
   tier->bind(weak_from_this());
   const SignalsBlocked blocked;
   for (std::uint32_t i = 0; i < options.copiers; ++i) {

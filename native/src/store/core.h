@@ -82,6 +82,10 @@ class StoreCore final : public ReadSink,
             std::shared_ptr<Device> device, StoreOptions options);
   ~StoreCore() override;
   void start();
+  /// False: lookup only, no threads.
+  [[nodiscard]] bool moves_data() const noexcept {
+    return tier != nullptr && tier->holds_memory();
+  }
 
   void check_usable() const;  ///< throws ClosedError
   std::shared_ptr<TaskImpl> new_task(TaskKind kind, std::size_t rows);

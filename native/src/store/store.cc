@@ -228,7 +228,7 @@ std::int64_t Store::lookup_on_reverse(std::span<const BlockId> ids) {
 void Store::prefetch(std::span<const BlockId> ids) {
   core_->check_usable();
   check_ids(ids);
-  if (core_->tier == nullptr || !core_->tier->retains() || ids.empty()) return;
+  if (!core_->moves_data() || !core_->tier->retains() || ids.empty()) return;
   std::vector<std::uint8_t> present(ids.size(), 0);
   core_->tier->lookup(ids, present);
   const std::uint32_t shard_count = core_->geometry.shard_count;
@@ -258,7 +258,7 @@ void Store::touch(std::span<const BlockId> ids) {
 
 std::shared_ptr<Task> Store::load(const Rows& rows) {
   core_->check_usable();
-  if (core_->tier == nullptr) throw UnsupportedError("this store only looks up: it cannot load");
+  if (!core_->moves_data()) throw UnsupportedError("this store only looks up: it cannot load");
   check_rows(rows, core_->geometry);
   const auto task = core_->new_task(TaskKind::kLoad, rows.ids.size());
   task->ids.assign(rows.ids.begin(), rows.ids.end());
@@ -272,7 +272,7 @@ std::shared_ptr<Task> Store::load(const Rows& rows) {
 
 std::shared_ptr<Task> Store::dump(const Rows& rows, std::uint64_t event, CommitMode mode) {
   core_->check_usable();
-  if (core_->tier == nullptr) throw UnsupportedError("this store only looks up: it cannot dump");
+  if (!core_->moves_data()) throw UnsupportedError("this store only looks up: it cannot dump");
   check_rows(rows, core_->geometry);
   const auto zero = std::find(rows.addresses.begin(), rows.addresses.end(), std::uint64_t{0});
   if (zero != rows.addresses.end()) {
@@ -303,7 +303,7 @@ std::shared_ptr<Task> Store::dump(const Rows& rows, std::uint64_t event, CommitM
 
 std::shared_ptr<Task> Store::commit(std::span<const BlockId> ids) {
   core_->check_usable();
-  if (core_->tier == nullptr) throw UnsupportedError("this store only looks up: it cannot commit");
+  if (!core_->moves_data()) throw UnsupportedError("this store only looks up: it cannot commit");
   check_ids(ids);
   const auto task = core_->new_task(TaskKind::kCommit, ids.size());
   task->ids.assign(ids.begin(), ids.end());
