@@ -32,7 +32,9 @@ class StageContext:
     owner: str = ""
 
 
-#: Builds a native stage (``ucm_core._native.Stage``) over the one below (None for the lowest).
+#: Builds a native stage (``ucm_core._native.Stage``) over the one below (None for the lowest), or the
+#: host memory above all stages (``ucm_core._native.HostTier``). None: the pipeline does without this
+#: stage; the factory has said why.
 StageFactory = Callable[[StageContext, Any, Any], Any]
 
 

@@ -152,6 +152,11 @@ void bind_stages(nb::module_& m) {
   bind_geometry(m);
   nb::class_<StageHandle>(m, "Stage", "A storage stage (ucm/stage.h), to be handed to Store")
       .def_prop_ro("name", [](const StageHandle& h) { return h.stage->name(); })
+      .def_prop_ro("identity",
+                   [](const StageHandle& h) {
+                     const std::string id = h.stage->identity();
+                     return nb::bytes(id.data(), id.size());
+                   })
       .def("stats", [](const StageHandle& h) { return h.stage->stats(); })
       .def("health", [](const StageHandle& h) { return h.stage->health(); })
       .def(

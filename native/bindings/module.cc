@@ -7,4 +7,5 @@ NB_MODULE(_native, m) {
   ucm::bindings::bind_stages(m);
   ucm::bindings::bind_store(m);
   ucm::bindings::bind_posix(m);
+  ucm::bindings::bind_cache(m);
 }

@@ -1,6 +1,10 @@
 """Types of the compiled module; one stub per native part, bound in native/bindings/bind_<part>.cc."""
 
 from . import hash as hash
+from .cache import CacheSetupError as CacheSetupError
+from .cache import CacheTooSmallError as CacheTooSmallError
+from .cache import cache_tier as cache_tier
+from .cache import reclaim_dead_caches as reclaim_dead_caches
 from .convert import Converter as Converter
 from .posix import PosixSetupError as PosixSetupError
 from .posix import PosixStage as PosixStage

@@ -59,6 +59,8 @@ def open_store(
                     f"'{tier.name}', which must be the topmost stage"
                 )
             stage = _build(spec, name, stages, stage_configs, context, below)
+            if stage is None:
+                continue
             if isinstance(stage, _native.HostTier):
                 tier = stage
             else:

@@ -75,6 +75,8 @@ class FakeStage final : public Stage {
 
   const Geometry& geometry() const noexcept override { return geometry_; }
   std::string name() const override { return "Fake"; }
+  /// The medium lives in this process alone.
+  std::string identity() const override;
   void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
               bool stop_at_first_miss) noexcept override;
   void read(std::span<const ReadOp> ops, std::shared_ptr<ReadSink> sink,

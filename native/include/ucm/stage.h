@@ -70,6 +70,11 @@ class Stage {
   [[nodiscard]] virtual const Geometry& geometry() const noexcept = 0;
   [[nodiscard]] virtual std::string name() const = 0;
 
+  /// Equal for stages (of any process) that serve the same objects, different for others: the
+  /// identities of its directories, addresses of its servers. A host cache above is shared by the
+  /// processes that have the same storage below, and by nobody else. Empty: no such distinction.
+  [[nodiscard]] virtual std::string identity() const { return {}; }
+
   /// present[i] = 1 when ids[i] is whole and committed, else 0. Asks the medium, keeps no index that
   /// could lie when others share it. `stop_at_first_miss`: what follows the first miss may be left 0.
   virtual void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,

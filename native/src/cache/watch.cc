@@ -1,8 +1,11 @@
 #include "cache/watch.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 
 #include "cache/futex.h"
 #include "cache/segment.h"
@@ -35,7 +38,12 @@ Watch::Client Watch::add_client(std::weak_ptr<TierSink> sink, std::uint32_t quar
   const std::lock_guard lock(thread_mu_);
   if (!thread_.joinable()) {
     stop_ = false;
+    sigset_t all, old;  // signals are the business of the program's own threads
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
     thread_ = std::thread([this] { run(); });
+    pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    pthread_setname_np(thread_.native_handle(), "ucm-cache");
   }
   return id;
 }

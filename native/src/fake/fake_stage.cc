@@ -236,6 +236,11 @@ std::map<std::string, std::uint64_t> FakeStage::stats() const {
           {"operations_hung", hung_.size()}};
 }
 
+std::string FakeStage::identity() const {
+  return std::to_string(::getpid()) + "/" +
+         std::to_string(reinterpret_cast<std::uintptr_t>(medium_.get()));
+}
+
 std::string FakeStage::health() const {
   const std::lock_guard lock(mu_);
   if (hung_.empty()) return {};

@@ -189,6 +189,15 @@ class PosixFileStage final : public PosixStage,
     return out;
   }
 
+  std::string identity() const override {
+    std::string out;  // roots are sorted by id
+    for (const auto& root : core_->roots) {
+      const BlockId& id = root->id();
+      out.append(reinterpret_cast<const char*>(id.bytes.data()), id.bytes.size());
+    }
+    return out;
+  }
+
   std::map<std::string, std::string> describe() const override {
     std::map<std::string, std::string> out;
     const Format& f = core_->format;

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_backend_posix import plugin
+from ucm_backend_posix.cache import CacheConfig
 from ucm_backend_posix.config import PosixConfig
 from ucm_core.registry import PipelineSpec, Role, StageContext, StageSpec
 from ucm_core.store.config import StoreConfig
@@ -60,21 +61,30 @@ class PosixStore:
     digest: bytes = b"\x07" * 32
     options: dict[str, Any] = field(default_factory=dict)
     timeout_ms: int = 30_000
+    #: Options of a host cache above; None: pipeline `Posix`.
+    cache: dict[str, Any] | None = None
+    rank: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         stages, pipelines = specs()
         config = PosixConfig(
             storage_backends=":".join(str(root) for root in self.roots), **self.options
         )
+        configs: dict[str, Any] = {"Posix": config}
+        if self.cache is not None:
+            configs["Cache"] = CacheConfig(**self.cache)
         self.store: NativeBlockStore = open_store(
-            "Posix",
+            "Posix" if self.cache is None else "Cache|Posix",
             stages=stages,
             pipelines=pipelines,
-            stage_configs={"Posix": config},
+            stage_configs=configs,
             store_config=StoreConfig(
                 staging_buffer_gb="32 MiB", timeout_ms=self.timeout_ms, dump_retries=0
             ),
-            context=StageContext(self.shape, NAMESPACE, self.digest, self.role),
+            context=StageContext(
+                self.shape, NAMESPACE, self.digest, self.role, self.rank, self.ranks
+            ),
         )
 
     def _rows(
@@ -114,6 +124,9 @@ class PosixStore:
 
     def stat(self, name: str) -> int:
         return self.store.stats()[f"Posix.{name}"]
+
+    def cached(self, name: str) -> int:
+        return self.store.stats()[f"cache.{name}"]
 
     def close(self) -> None:
         self.store.close()

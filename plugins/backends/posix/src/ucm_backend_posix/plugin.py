@@ -1,10 +1,11 @@
-"""What the entry point names: registers the stage `Posix` and its pipeline."""
+"""What the entry point names: registers the stages `Posix` and `Cache` and their pipelines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ucm_backend_posix.build import build_posix
+from ucm_backend_posix.cache import CacheConfig, build_cache, host_memory
 from ucm_backend_posix.config import PosixConfig
 from ucm_core.hookspecs import hookimpl
 from ucm_core.registry import PipelineSpec, StageSpec
@@ -14,7 +15,7 @@ UCM_API_VERSION = (1, 0)
 
 @hookimpl
 def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
-    """The stage over files."""
+    """The stage over files, and the host memory above any stage."""
     register(
         StageSpec(
             "Posix",
@@ -24,6 +25,16 @@ def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
             persistent=True,
         )
     )
+    register(
+        StageSpec(
+            "Cache",
+            "host memory shared by all workers of a node",
+            CacheConfig,
+            build_cache,
+            needs_below=True,
+            host_memory=host_memory,
+        )
+    )
 
 
 @hookimpl
@@ -31,4 +42,19 @@ def ucm_register_pipelines(register: Callable[[PipelineSpec], None]) -> None:
     """Pipelines that need nothing but this package."""
     register(
         PipelineSpec("Posix", ("Posix",), "files alone; every load comes from the directories")
+    )
+    register(
+        PipelineSpec(
+            "Cache|Posix",
+            ("Cache", "Posix"),
+            "host memory of the node over files; the default, no server",
+        )
+    )
+    register(
+        PipelineSpec(
+            "Cache|Empty", ("Cache", "Empty"), "host memory alone; nothing outlives the workers"
+        )
+    )
+    register(
+        PipelineSpec("Cache|Fake", ("Cache", "Fake"), "host memory over a simulated medium, for tests")
     )
