@@ -45,7 +45,8 @@ class CacheProcessTest : public CacheTest {
       EXPECT_EQ(wait_exit(pid), 128 + SIGKILL);
     }
   };
-  Child holder(const Geometry& g, const CacheOptions& o, const std::function<void(HostTier&)>& body) {
+  Child holder(const Geometry& g, const CacheOptions& o,
+               const std::function<void(HostTier&)>& body) {
     Pipe ready;
     const pid_t pid = spawn([&] {
       auto tier = open_cache(g, o);

@@ -1,8 +1,8 @@
 // The cache tier in one process: states, owners and waiters, CLOCK, reserve, classes.
-#include "cache_fixture.h"
-
 #include <cerrno>
 #include <random>
+
+#include "cache_fixture.h"
 
 namespace ucm::testing {
 namespace {

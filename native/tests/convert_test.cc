@@ -15,7 +15,8 @@ using Sizes = std::vector<std::uint64_t>;
 
 // Byte by byte, straight from the definition.
 void reference(const Sizes& extents, const Sizes& src_strides, const Sizes& dst_strides,
-               std::uint64_t inner, const std::vector<std::byte>& src, std::vector<std::byte>& dst) {
+               std::uint64_t inner, const std::vector<std::byte>& src,
+               std::vector<std::byte>& dst) {
   Sizes index(extents.size(), 0);
   for (;;) {
     std::uint64_t s = 0, d = 0;
@@ -34,7 +35,8 @@ TEST(ConvertPlan, RandomPermutationsEqualTheDefinition) {
   std::mt19937 rng(11);
   for (int round = 0; round < 400; ++round) {
     const std::size_t dims = rng() % 5;
-    const std::uint64_t inner = std::vector<std::uint64_t>{1, 2, 3, 4, 8, 16, 48, 128, 4096}[rng() % 9];
+    const std::uint64_t inner =
+        std::vector<std::uint64_t>{1, 2, 3, 4, 8, 16, 48, 128, 4096}[rng() % 9];
     Sizes extents(dims), src_strides(dims), dst_strides(dims);
     for (auto& e : extents) e = 1 + rng() % (round % 10 == 0 ? 40 : 5);
     std::uint64_t total[2];

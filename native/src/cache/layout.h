@@ -113,8 +113,9 @@ struct alignas(kCacheLine) SlotMeta {
 static_assert(sizeof(SlotMeta) == 64);
 
 struct ShardCell {
-  Shared<std::uint32_t> state;   ///< ShardState; error is written before it
-  Shared<std::uint32_t> owner;   ///< while kLoading: process index + 1; 0: orphan, anyone may take it
+  Shared<std::uint32_t> state;  ///< ShardState; error is written before it
+  Shared<std::uint32_t>
+      owner;  ///< while kLoading: process index + 1; 0: orphan, anyone may take it
   Shared<std::uint32_t> status;  ///< ucm::Status of a failure
   Shared<std::int32_t> error;    ///< its errno
 };
@@ -122,7 +123,7 @@ static_assert(sizeof(ShardCell) == 16);
 
 /// States of a slot's shards, on lines of their own.
 struct ShardRow {
-  Shared<std::uint32_t> ready;    ///< shards that are kReady
+  Shared<std::uint32_t> ready;  ///< shards that are kReady
   Shared<std::uint32_t> reserved;
   Shared<std::uint64_t> waiters;  ///< processes to wake when a shard changes
   // ShardCell[shard_count] follows
@@ -151,10 +152,11 @@ struct Header {
   std::uint32_t creator_pid;
   std::uint32_t reserved0;
   std::uint8_t namespace_digest[32];
-  alignas(kCacheLine) Shared<std::uint32_t> extent_lock;  ///< owner lock: extent owners; before class
-  Shared<std::uint32_t> extents_free;                     ///< under extent_lock; read by anyone
-  Shared<std::uint32_t> takeovers;                        ///< shards taken over from dead owners
-  Shared<std::uint32_t> recovered;                        ///< dead processes cleaned up after
+  alignas(
+      kCacheLine) Shared<std::uint32_t> extent_lock;  ///< owner lock: extent owners; before class
+  Shared<std::uint32_t> extents_free;                 ///< under extent_lock; read by anyone
+  Shared<std::uint32_t> takeovers;                    ///< shards taken over from dead owners
+  Shared<std::uint32_t> recovered;                    ///< dead processes cleaned up after
   ProcessRecord process[kMaxProcesses];
   GeometryClass geometry[kMaxClasses];
 };

@@ -15,7 +15,7 @@ using namespace std::chrono_literals;
 
 constexpr std::uint32_t kWaiters = 0x8000'0000U;
 constexpr int kSpins = 200;
-constexpr auto kSlice = 10ms;      // then look whether the owner still lives
+constexpr auto kSlice = 10ms;  // then look whether the owner still lives
 constexpr auto kLockPatience = 2s;
 
 void relax() noexcept {

@@ -55,9 +55,10 @@ std::shared_ptr<Segment> Registry::find(const std::string& path, std::unique_loc
       return nullptr;
     }
     if (state().gone.wait_until(lock, patience) == std::cv_status::timeout) {
-      throw CacheError(CacheErrorKind::kSystem,
-                       "cache: I/O of an earlier store of this process never came back, its memory " +
-                           path + " cannot be opened again; restart the process");
+      throw CacheError(
+          CacheErrorKind::kSystem,
+          "cache: I/O of an earlier store of this process never came back, its memory " + path +
+              " cannot be opened again; restart the process");
     }
   }
 }
@@ -120,7 +121,8 @@ std::vector<std::string> reclaim_dead_caches(const std::string& directory) {
     // A creator holds the attach lock from before its first byte until it is registered, and checks
     // afterwards that the name is still its file: so a fresh segment is never taken for a dead one.
     const cache::FileLocks locks(fd);
-    struct stat ours {}, named {};
+    struct stat ours {
+    }, named{};
     if (locks.supported() && locks.try_lock_attach() && !locks.any_held_elsewhere() &&
         ::fstat(fd, &ours) == 0 && ::stat(path.c_str(), &named) == 0 &&
         ours.st_ino == named.st_ino && ::unlink(path.c_str()) == 0) {

@@ -53,7 +53,8 @@ void wait_for_attach_lock(const FileLocks& locks, const std::string& path) {
 
 /// Still the file of that name, not one that was unlinked while we waited?
 bool is_current(int fd, const std::string& path) noexcept {
-  struct stat a {}, b {};
+  struct stat a {
+  }, b{};
   return ::fstat(fd, &a) == 0 && ::stat(path.c_str(), &b) == 0 && a.st_ino == b.st_ino &&
          a.st_dev == b.st_dev;
 }
@@ -217,10 +218,10 @@ void Segment::check(const CacheOptions& options) const {
   const Header& h = *header_;
   if (!std::equal(std::begin(h.namespace_digest), std::end(h.namespace_digest),
                   options.namespace_digest.begin())) {
-    throw CacheError(CacheErrorKind::kMismatch, "cache: " + path_ + " belongs to another namespace");
+    throw CacheError(CacheErrorKind::kMismatch,
+                     "cache: " + path_ + " belongs to another namespace");
   }
-  if (options.capacity_explicit && !options.watcher &&
-      options.capacity_bytes != h.capacity_bytes) {
+  if (options.capacity_explicit && !options.watcher && options.capacity_bytes != h.capacity_bytes) {
     throw CacheError(CacheErrorKind::kMismatch,
                      "cache: " + path_ + " is in use with a capacity of " +
                          human_bytes(h.capacity_bytes) + ", this process is configured with " +
@@ -318,16 +319,16 @@ std::uint32_t Segment::join_class(const Geometry& geometry) {
       }
       continue;
     }
-    const std::uint64_t by_control = (header_->control_bytes - (kCacheLine - 1)) /
-                                     control_per_slot(geometry.shard_count);
+    const std::uint64_t by_control =
+        (header_->control_bytes - (kCacheLine - 1)) / control_per_slot(geometry.shard_count);
     const std::uint64_t fit = std::min(header_->extent_bytes / slot, by_control);
     if (fit == 0) {
       done(c);
-      throw CacheError(CacheErrorKind::kMismatch,
-                       "cache: objects of " + human_bytes(slot) + " (" +
-                           std::to_string(geometry.shard_count) + " shards) do not fit the extents of " +
-                           human_bytes(header_->extent_bytes) + " of " + path_ +
-                           "; raise cache_buffer_capacity_gb");
+      throw CacheError(CacheErrorKind::kMismatch, "cache: objects of " + human_bytes(slot) + " (" +
+                                                      std::to_string(geometry.shard_count) +
+                                                      " shards) do not fit the extents of " +
+                                                      human_bytes(header_->extent_bytes) + " of " +
+                                                      path_ + "; raise cache_buffer_capacity_gb");
     }
     g.shard_count = geometry.shard_count;
     g.shard_bytes = geometry.shard_bytes;
@@ -358,7 +359,8 @@ bool Segment::alive(std::uint32_t process) const noexcept {
 
 bool Segment::other_workers() const noexcept {
   for (std::uint32_t p = 0; p < kMaxProcesses; ++p) {
-    if (p != self_ && record(p).worker.load(std::memory_order_acquire) != 0 && alive(p)) return true;
+    if (p != self_ && record(p).worker.load(std::memory_order_acquire) != 0 && alive(p))
+      return true;
   }
   return false;
 }

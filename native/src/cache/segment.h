@@ -43,7 +43,8 @@ class Segment {
   [[nodiscard]] Shared<std::uint32_t>& extent_owner(std::uint32_t extent) const noexcept {
     return extent_owner_[extent];
   }
-  [[nodiscard]] Shared<std::uint32_t>& class_extent(std::uint32_t c, std::uint32_t i) const noexcept {
+  [[nodiscard]] Shared<std::uint32_t>& class_extent(std::uint32_t c,
+                                                    std::uint32_t i) const noexcept {
     return class_extent_[std::uint64_t{c} * header_->extents + i];
   }
   [[nodiscard]] std::byte* control(std::uint32_t extent) const noexcept {
@@ -67,7 +68,9 @@ class Segment {
   }
 
   [[nodiscard]] std::uint32_t self() const noexcept { return self_; }
-  [[nodiscard]] ProcessRecord& record(std::uint32_t p) const noexcept { return header_->process[p]; }
+  [[nodiscard]] ProcessRecord& record(std::uint32_t p) const noexcept {
+    return header_->process[p];
+  }
   [[nodiscard]] std::uint64_t self_bit() const noexcept { return std::uint64_t{1} << self_; }
   [[nodiscard]] bool worker() const noexcept { return data_ != nullptr; }
   [[nodiscard]] bool retired() const noexcept;

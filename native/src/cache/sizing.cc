@@ -76,8 +76,7 @@ Plan make_plan(std::uint64_t capacity, const Geometry& geometry) noexcept {
   std::uint64_t extents = slots / per_extent;
   per_extent = slots / extents;  // spread what is left over
   const std::uint64_t own = per_extent * control_per_slot(geometry.shard_count) + kCacheLine;
-  const std::uint64_t control =
-      align_up(std::max(own, per_extent * slot / kControlShare), kPage);
+  const std::uint64_t control = align_up(std::max(own, per_extent * slot / kControlShare), kPage);
   plan.extent_bytes = per_extent * slot;
   plan.extents = static_cast<std::uint32_t>(extents);
   plan.control_bytes = static_cast<std::uint32_t>(control);
@@ -164,4 +163,3 @@ std::string human_bytes(std::uint64_t bytes) {
 }
 
 }  // namespace ucm::cache
-

@@ -59,7 +59,8 @@ inline Phase phase_of(const SlotMeta& m, std::memory_order order = std::memory_o
 inline void set_phase(SlotMeta& m, Phase p) noexcept {
   m.phase.store(static_cast<std::uint32_t>(p), std::memory_order_release);
 }
-inline ShardState state_of(const ShardCell& c, std::memory_order order = std::memory_order_acquire) {
+inline ShardState state_of(const ShardCell& c,
+                           std::memory_order order = std::memory_order_acquire) {
   return static_cast<ShardState>(c.state.load(order));
 }
 /// Sequentially consistent against the load of ShardRow::waiters that follows a completion.

@@ -39,8 +39,8 @@ std::shared_ptr<CacheTier::Attached> CacheTier::attach() const {
 
 void CacheTier::bind(std::weak_ptr<TierSink> sink) {
   if (options_.watcher || client_ != 0) return;
-  client_ = watch_->add_client(std::move(sink),
-                               static_cast<std::uint32_t>(options_.quarantine.count()));
+  client_ =
+      watch_->add_client(std::move(sink), static_cast<std::uint32_t>(options_.quarantine.count()));
 }
 
 void CacheTier::shutdown(Deadline) noexcept {

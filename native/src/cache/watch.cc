@@ -162,8 +162,8 @@ void Watch::run() noexcept {
     if (freed) continue;
     if (stop_) break;
     const bool busy = entries_ != 0 || room_pending_;
-    futex_wait(version, seen, busy ? std::chrono::nanoseconds(kWaitingTick)
-                                   : std::chrono::nanoseconds(kIdleTick));
+    futex_wait(version, seen,
+               busy ? std::chrono::nanoseconds(kWaitingTick) : std::chrono::nanoseconds(kIdleTick));
   }
 }
 

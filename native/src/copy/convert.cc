@@ -125,14 +125,22 @@ void ConvertPlan::order_for_tiles() noexcept {
 void ConvertPlan::run_line(const Dim& d, std::uint64_t n, std::byte* dst,
                            const std::byte* src) const noexcept {
   switch (inner_) {
-    case 1: return line_of<1>(n, dst, d.dst, src, d.src);
-    case 2: return line_of<2>(n, dst, d.dst, src, d.src);
-    case 4: return line_of<4>(n, dst, d.dst, src, d.src);
-    case 8: return line_of<8>(n, dst, d.dst, src, d.src);
-    case 16: return line_of<16>(n, dst, d.dst, src, d.src);
-    case 32: return line_of<32>(n, dst, d.dst, src, d.src);
-    case 64: return line_of<64>(n, dst, d.dst, src, d.src);
-    case 128: return line_of<128>(n, dst, d.dst, src, d.src);
+    case 1:
+      return line_of<1>(n, dst, d.dst, src, d.src);
+    case 2:
+      return line_of<2>(n, dst, d.dst, src, d.src);
+    case 4:
+      return line_of<4>(n, dst, d.dst, src, d.src);
+    case 8:
+      return line_of<8>(n, dst, d.dst, src, d.src);
+    case 16:
+      return line_of<16>(n, dst, d.dst, src, d.src);
+    case 32:
+      return line_of<32>(n, dst, d.dst, src, d.src);
+    case 64:
+      return line_of<64>(n, dst, d.dst, src, d.src);
+    case 128:
+      return line_of<128>(n, dst, d.dst, src, d.src);
     default:
       for (std::uint64_t i = 0; i < n; ++i) copy_bytes(dst + i * d.dst, src + i * d.src, inner_);
   }

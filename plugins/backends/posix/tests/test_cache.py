@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 from posix_store import PosixStore, geometry, ids_of, object_path
-from ucm_backend_posix.cache import CacheConfig, host_memory
 
+from ucm_backend_posix.cache import CacheConfig, host_memory
 from ucm_core.config.machine import Machine
 from ucm_core.errors import ConfigError
 from ucm_core.store.contract import Status

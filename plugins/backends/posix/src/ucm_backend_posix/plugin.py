@@ -56,5 +56,7 @@ def ucm_register_pipelines(register: Callable[[PipelineSpec], None]) -> None:
         )
     )
     register(
-        PipelineSpec("Cache|Fake", ("Cache", "Fake"), "host memory over a simulated medium, for tests")
+        PipelineSpec(
+            "Cache|Fake", ("Cache", "Fake"), "host memory over a simulated medium, for tests"
+        )
     )
