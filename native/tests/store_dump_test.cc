@@ -418,5 +418,27 @@ TEST_F(StoreTest, TheSourceIsNotReadAfterCancelWasTold) {
   }
 }
 
+// Discarded while a copier writes into its buffer: the buffer comes back when the copy has ended.
+TEST_F(StoreTest, DiscardDuringACopyFreesTheBufferAfterIt) {
+  auto gate = std::make_shared<GateDevice>();
+  StoreSetup setup;
+  setup.device = gate;
+  open(setup);
+  gate->shut();
+  Rowset source;
+  source.add_object(1);
+  const auto task = store->dump(source.filled().rows(), 0, CommitMode::kExplicit);
+  ASSERT_TRUE(gate->wait_inside());
+  const BlockId id = id_of(1);
+  store->discard({&id, 1});
+  EXPECT_EQ(task->durable_outcome(0).status, Status::kCancelled);
+  EXPECT_FALSE(task->wait_until(Clock::now() + 20ms));
+  EXPECT_LT(stat("staging.buffers_free"), stat("staging.buffers"));
+  gate->let_go();
+  EXPECT_EQ(wait_durable(*task), all(kShards, Status::kCancelled));
+  ASSERT_TRUE(eventually([&] { return stat("staging.buffers_free") == stat("staging.buffers"); }));
+  EXPECT_EQ(wait(*store->commit({&id, 1})), all(1, Status::kMiss));
+}
+
 }  // namespace
 }  // namespace ucm::test

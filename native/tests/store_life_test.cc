@@ -102,7 +102,9 @@ class BabblingStage final : public Stage {
             Deadline) noexcept override {
     for (const ReadOp& op : ops) {
       sink->on_read(op.cookie + 77, op.begin, op.end, {Status::kOk, 0});
-      sink->on_read(op.cookie, op.begin, op.end, {Status::kMiss, 0});
+      sink->on_read(op.cookie, op.begin, op.begin + 1, {Status::kMiss, 0});
+      sink->on_read(op.cookie, op.begin, op.begin + 1, {Status::kOk, 0});
+      sink->on_read(op.cookie, op.begin + 1, op.end, {Status::kMiss, 0});
       sink->on_read(op.cookie, op.begin, op.end + 9, {Status::kOk, 0});
       sink->on_read(~std::uint64_t{0}, 0, 1, {Status::kOk, 0});
     }
