@@ -83,9 +83,7 @@ class StoreCore final : public ReadSink,
   ~StoreCore() override;
   void start();
   /// False: lookup only, no threads.
-  [[nodiscard]] bool moves_data() const noexcept {
-    return tier != nullptr && tier->holds_memory();
-  }
+  [[nodiscard]] bool moves_data() const noexcept { return tier != nullptr && tier->holds_memory(); }
 
   void check_usable() const;  ///< throws ClosedError
   std::shared_ptr<TaskImpl> new_task(TaskKind kind, std::size_t rows);
