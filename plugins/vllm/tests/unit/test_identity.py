@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripted_engine import World, prompt
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
+from scripted_engine import World, prompt
 from ucm_core.errors import UnsupportedError
 
 
