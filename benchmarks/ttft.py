@@ -164,6 +164,20 @@ class Bench:
                 for step in _rotated(self._steps(), index + prefix):
                     step(prefix)
 
+    def python(self) -> dict[str, list[int]]:
+        """Instructions of UCM's Python per served request, short and long, several requests each."""
+        engine = self.engines.get("UCM files")
+        if engine is None:
+            return {}
+        counts: dict[str, list[int]] = {}
+        for length, prefix in ((WARM_TOKENS, WARM_PREFIX), (PREFIX_TOKENS, 0)):
+            for index in range(5):
+                engine.forget()
+                count = engine.count(prompt(prefix, 30_000 + index, length))
+                counts.setdefault(str(length), []).append(count)
+                engine.settle()
+        return counts
+
     def _steps(self) -> list[Step]:
         def local(prefix: int) -> None:
             self._again("plain", "own prefix cache", prefix)
@@ -232,9 +246,11 @@ def main() -> None:
     try:
         bench.first_pass()
         bench.reuse()
+        python = bench.python()
     finally:
         bench.close()
-    options.out.write_text(json.dumps({**bench.rows, "formats": number_formats()}))
+    results = {**bench.rows, "formats": number_formats(), "python": python}
+    options.out.write_text(json.dumps(results))
     shutil.rmtree(directory, ignore_errors=True)
 
 

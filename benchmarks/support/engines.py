@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.meter import Sample, cpu_seconds
+from benchmarks.support.opcodes import count_opcodes
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -96,6 +97,10 @@ class Engine:
         reply = self._call("ask", prompt, new_tokens)
         assert isinstance(reply, Reply)
         return reply
+
+    def count(self, prompt: list[int]) -> int:
+        """Python instructions executed in our packages by the engine's thread for one request."""
+        return int(self._call("count", prompt))
 
     def forget(self) -> None:
         """Empty vLLM's own prefix cache, not what the connector keeps."""
@@ -193,6 +198,9 @@ class _Server:
         output = self._llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0]
         sample = Sample(time.perf_counter() - wall, cpu_seconds() - cpu)
         return Reply(sample, output.num_cached_tokens or 0, list(output.outputs[0].token_ids))
+
+    def count(self, prompt: list[int]) -> int:
+        return count_opcodes(lambda: self.ask(prompt, 1))
 
     def forget(self) -> bool:
         for _ in range(50):  # blocks whose save is under way cannot be dropped yet
