@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,14 +105,25 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
         "count": shape.objects,
         "depth": depth(shape),
     }
-    raw_dir = scratch / "raw"
+    ours, raw_dir = scratch / f"ours-{shape.name}", scratch / "raw"
     raw_dir.mkdir(exist_ok=True)
-    with open_pipeline("Posix", shape, scratch / "disk") as store:
-        files = _FileLoads(store, work, scratch)
+    with (
+        open_pipeline("Posix", shape, ours) as store,
+        # Every load of this one goes to the files, into slots of the host cache.
+        open_pipeline(
+            "Cache|Posix",
+            shape,
+            ours,
+            cache_load_backend_only=True,
+            cache_buffer_capacity_gb=2 * shape.total_bytes / 2**30,
+        ) as cached,
+    ):
+        files = _FileLoads(store, work, ours, scratch / "files")
         series = interleave(
             {
                 "dump": files.dump,
-                "cold load": files.load,
+                "cold load": lambda: files.load(store),
+                "cold load, cache": lambda: files.load(cached),
                 "raw write": lambda: limits.run("write_files", dir=raw_dir, preallocate=0, **raw),
                 "raw read": lambda: limits.run("read_one_file", path=raw_dir / "one", **raw),
                 "raw read of files": lambda: limits.run(
@@ -121,9 +133,11 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
             rounds=rounds,
         )
     (raw_dir / "one").unlink()
+    shutil.rmtree(ours)
     read, write = series["raw read"], series["raw write"]
     rows = [
         row("UCM cold load (Posix)", series["cold load"], read),
+        row("UCM cold load (Cache|Posix)", series["cold load, cache"], read),
         row("limit: O_DIRECT reads of one file", read, read),
         row("open + fstat + read + close of our files", series["raw read of files"], read),
         row("UCM dump until durable (Posix)", series["dump"], write),
@@ -142,13 +156,15 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
 class _FileLoads:
     """One batch of files that is loaded again and again, and new batches that are dumped."""
 
-    def __init__(self, store: NativeBlockStore, work: Workload, scratch: Path) -> None:
+    def __init__(
+        self, store: NativeBlockStore, work: Workload, directory: Path, listing: Path
+    ) -> None:
         self._store, self._work = store, work
         self._dumped = 0
         self._ids = work.ids(0)
         checked(self._submit(self._ids), durable=True)
-        self._list = scratch / "files"
-        names = [p for p in (scratch / "disk").rglob("*") if len(p.name) == 32 and p.is_file()]
+        self._list = listing
+        names = [p for p in directory.rglob("*") if len(p.name) == 32 and p.is_file()]
         if len(names) != work.shape.objects:
             raise RuntimeError(f"{len(names)} files of {work.shape.objects} objects")
         self._list.write_text("".join(f"{name}\n" for name in names))
@@ -159,10 +175,10 @@ class _FileLoads:
     def listing(self) -> Path:
         return self._list
 
-    def load(self) -> Sample:
+    def load(self, store: NativeBlockStore) -> Sample:
         rows, work = self._work.rows(self._ids), self._work
         return measure(
-            lambda: checked(self._store.load(rows, work.shards, work.addresses)),
+            lambda: checked(store.load(rows, work.shards, work.addresses)),
             nbytes=work.shape.total_bytes,
         )
 
