@@ -82,7 +82,8 @@ class Deployment:
         grid = page_grid(self.facts, self.manifest.block_tokens)
         # The bytes are stored as this engine lays them out. Until a reader can transpose them, another
         # layout is another identity: a clean miss instead of a load that always fails.
-        layout = str(object_layout(self.facts, grid, dtype, layers=1, heads=1))
+        heads = max(1, self.facts.total_heads // self.manifest.head_slices)
+        layout = str(object_layout(self.facts, grid, dtype, layers=1, heads=heads))
         identity = model_identity(self.vllm_config, self.facts, weights).with_extra(layout=layout)
         self.placement = Placement.build(self.facts, identity, self.manifest, dtype)
 

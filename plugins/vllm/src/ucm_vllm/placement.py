@@ -130,7 +130,8 @@ def object_layout(
     Bytes that the descriptor cannot tell apart are equal: rows that lie one after another in every page
     do not depend on vLLM's block size.
     """
-    head_major = facts.physical_order in ("LBHNC", "BLHNC") and facts.heads > 1
+    # With one head in an object both orders are the same bytes, whatever the rank's page holds.
+    head_major = facts.physical_order in ("LBHNC", "BLHNC") and heads > 1
     item = ITEM_BYTES.get(dtype, 0)
     plain = not facts.opaque and facts.cell_bytes == item * (facts.head_size + facts.head_size_v)
     if not plain or facts.head_size_v not in (0, facts.head_size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ucm_core.config.load import load_config
 from ucm_core.config.model import UcmConfig
@@ -120,11 +120,18 @@ def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
     ]
     for entry in config.entries():
         if entry.source.startswith("chosen"):
-            lines.append(f"  {entry.key} = {entry.value} ({entry.source})")
+            size = entry.key.endswith("_gb") and isinstance(entry.value, int)
+            value = format_size(entry.value) if size else _shown(entry.value)
+            lines.append(f"  {entry.key} = {value} ({entry.source})")
     _log.info("%s", "\n".join(lines))
     for warning in config.warnings:
         _log.warning("%s", warning)
     _warn_about_disappointments(deployment, config, host)
+
+
+def _shown(value: Any) -> str:
+    """A configured value in words; several directories as an operator writes them."""
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _warn_about_disappointments(
