@@ -15,6 +15,7 @@ constexpr auto kDrainBound = std::chrono::seconds(1);
 }  // namespace
 
 bool Housekeeper::is_old(const timespec& atime) const noexcept {
+  if (options_.touch_interval.count() == 0) return true;
   timespec now{};
   clock_gettime(CLOCK_REALTIME_COARSE, &now);
   const std::int64_t age_ms =

@@ -103,13 +103,8 @@ void ReadWorker::opened(Slot& slot) noexcept {
         slot.state = State::kParked;
         slot.retry_at = Clock::now() + kRetryPause;
         return;
-      case ELOOP:
-      case ENXIO:
-        core_->counters.add(Counter::kReadNotRegular);
-        core_->errors.add("open", root_.full_path(slot.path.c_str()), -r, "not a regular file");
-        return end(slot, Status::kMiss, -r);
       default:
-        return end(slot, Status::kIoError, -r);
+        return is_other_than_file(slot) ? not_regular(slot) : end(slot, Status::kIoError, -r);
     }
   }
   slot.fd = r;
@@ -117,15 +112,23 @@ void ReadWorker::opened(Slot& slot) noexcept {
   if (fstat(slot.fd, &st) < 0) return end(slot, Status::kIoError, errno);
   slot.device = st.st_dev;
   slot.inode = st.st_ino;
-  if (!S_ISREG(st.st_mode)) {
-    core_->counters.add(Counter::kReadNotRegular);
-    core_->errors.add("read", root_.full_path(slot.path.c_str()), 0, "not a regular file");
-    return end(slot, Status::kMiss, 0);
-  }
+  if (!S_ISREG(st.st_mode)) return not_regular(slot);
   const auto bytes = static_cast<std::uint64_t>(st.st_size);
   if (bytes != core_->format.file_bytes()) return judge_odd_size(slot, bytes);
   core_->housekeeper->seen(slot.item.op.id, st.st_atim);
   start_reads(slot);
+}
+
+bool ReadWorker::is_other_than_file(const Slot& slot) const noexcept {
+  struct stat st {};
+  return fstatat(slot.dir->get(), slot.path.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+         !S_ISREG(st.st_mode);
+}
+
+void ReadWorker::not_regular(Slot& slot) noexcept {
+  core_->counters.add(Counter::kReadNotRegular);
+  core_->errors.add("read", root_.full_path(slot.path.c_str()), 0, "not a regular file");
+  end(slot, Status::kMiss, 0);
 }
 
 void ReadWorker::start_reads(Slot& slot) noexcept {

@@ -57,6 +57,8 @@ class ReadWorker final : public Worker {
 
   void start_open(Slot& slot) noexcept;
   void opened(Slot& slot) noexcept;
+  [[nodiscard]] bool is_other_than_file(const Slot& slot) const noexcept;
+  void not_regular(Slot& slot) noexcept;
   void start_reads(Slot& slot) noexcept;
   void transferred(Slot& slot, Step& step) noexcept;
   void verify(Slot& slot) noexcept;

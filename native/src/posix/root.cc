@@ -220,6 +220,8 @@ int Root::ensure_identity(int root_fd, bool first) noexcept {
 int Root::reopen(bool create) noexcept {
   Fd ns;
   const int error = open_namespace(create, ns);
+  // No descriptor or memory just now says nothing about the directory: the old handle stays.
+  if (error == EMFILE || error == ENFILE || error == ENOMEM) return error;
   std::shared_ptr<const Fd> fresh;
   struct stat st {};
   if (error == 0) {

@@ -12,6 +12,7 @@
 namespace ucm::posix {
 namespace {
 
+constexpr std::size_t kKeepAtLeast = 64;  // candidates per directory
 constexpr int kDirFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
 
 struct DirCloser {
@@ -111,11 +112,11 @@ class Scanner {
     }
     if (usage_.candidates.size() == first) return;
     usage_.directories.push_back(path);
-    // Only the coldest share of each directory goes on: bounds memory for millions of files.
+    // Only the coldest share of each directory goes on: bounds memory for millions of files. Small
+    // directories go on whole, so that the choice among few files is exact.
     const std::size_t n = usage_.candidates.size() - first;
-    const auto keep = std::min<std::size_t>(
-        n, std::max<std::size_t>(1, static_cast<std::size_t>(
-                                        std::ceil(static_cast<double>(n) * options_.keep_share))));
+    const auto share = std::ceil(static_cast<double>(n) * options_.keep_share);
+    const std::size_t keep = std::min(n, std::max(kKeepAtLeast, static_cast<std::size_t>(share)));
     const auto begin = usage_.candidates.begin() + static_cast<std::ptrdiff_t>(first);
     std::nth_element(
         begin, begin + static_cast<std::ptrdiff_t>(keep - 1), usage_.candidates.end(),

@@ -135,8 +135,8 @@ void Worker::loop() {
   done.reserve(depth_ * 3 + 8);
   for (;;) {
     busy_since_.store(ticks(Clock::now()), std::memory_order_relaxed);
-    const auto due = tick(Clock::now());
     admit(order_.load() < kRetire);
+    const auto due = tick(Clock::now());  // after admit(): what that has parked must be seen
     const int asked = order_.load();
     if (asked == kAbandon) {
       core_->counters.add(Counter::kAbandoned, open_operations());

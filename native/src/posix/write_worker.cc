@@ -62,6 +62,9 @@ void WriteWorker::begin_write(Slot& slot) noexcept {
     core_->counters.add(Counter::kWriteExisting);
     return end(slot, Status::kOk, 0);
   }
+  // A directory that was moved or mounted over still takes files, but nobody would find them: once a
+  // second the handle is compared with the path.
+  if (slot.dir && root_.revalidate()) slot.dir = root_.ns_dir();
   if (slot.restarts == 0) core_->format.encode(slot.item.op.id, slot.item.op.from, slot.header);
   create(slot);
 }
@@ -84,7 +87,7 @@ bool WriteWorker::already_stored(Slot& slot) noexcept {
 }
 
 void WriteWorker::create(Slot& slot) noexcept {
-  if (!slot.dir) {
+  if (!slot.dir || !root_.ns_dir()) {
     if (const int error = root_.make_dirs(slot.path); error != 0) return fail(slot, "mkdir", error);
     slot.dir = root_.ns_dir();
     if (!slot.dir) return fail(slot, "mkdir", ENOENT);
