@@ -99,6 +99,11 @@ class CacheTest : public ::testing::Test {
     directory = name;
   }
   void TearDown() override {
+    for (const auto& t : tiers) {
+      const auto stats = t->stats();
+      const auto pinned = stats.find("slots_pinned");
+      EXPECT_TRUE(pinned == stats.end() || pinned->second == 0) << "the test left pins";
+    }
     tiers.clear();
     std::error_code ec;
     std::filesystem::remove_all(directory, ec);

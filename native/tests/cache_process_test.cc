@@ -141,7 +141,9 @@ TEST_F(CacheProcessTest, RefusedTakeoversEndAsFailuresNotAsHangs) {
   }
   EXPECT_EQ(tier->stats().at("slots_pinned"), 0u);
   sinks[0]->accept = true;
-  EXPECT_EQ(load(*tier, id_of(1), {0}).claims[0], ShardClaim::kOwned);
+  const auto retry = load(*tier, id_of(1), {0});
+  EXPECT_EQ(retry.claims[0], ShardClaim::kOwned);
+  tier->release(retry.slot);
 }
 
 TEST_F(CacheProcessTest, PinsAndOpenDumpsOfTheDeadComeBack) {

@@ -38,12 +38,25 @@ class Rig:
         *,
         load_reserve: int = 8,
         shared: int = 24,
+        cache_slots: int = 0,
         options: dict[str, int] | None = None,
         **fake: Any,
     ) -> NativeBlockStore:
+        """``cache_slots``: over a host cache of so many objects instead of staging buffers."""
         geometry = native_geometry(self.geometry)
         self.stage = _native.FakeStage(geometry, self.medium, **fake)
-        tier = _native.staging_tier(geometry, load_reserve=load_reserve, shared=shared)
+        if cache_slots:
+            tier = _native.cache_tier(
+                geometry,
+                name="rig",
+                namespace_digest=bytes(32),
+                shared=False,
+                capacity_bytes=cache_slots * geometry.object_bytes,
+                load_reserve=0,
+                load_reserve_explicit=True,
+            )
+        else:
+            tier = _native.staging_tier(geometry, load_reserve=load_reserve, shared=shared)
         native = _native.Store(self.stage, tier, **{**OPTIONS, **(options or {})})
         self.store = NativeBlockStore(native, self.geometry)
         return self.store

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <map>
 #include <thread>
+#include <vector>
 
 #include "cache/futex.h"
 #include "cache/process.h"
@@ -37,6 +38,12 @@ std::array<std::uint8_t, 32> digest(const std::string& text) noexcept {
   std::array<std::uint8_t, 32> out{};
   ::SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), out.data());
   return out;
+}
+
+/// What may neither run nor be destroyed any more, still reachable for leak checkers.
+void keep_for_ever(std::unique_ptr<Watch> watch) noexcept {
+  static auto* const kept = new std::vector<std::unique_ptr<Watch>>;
+  kept->push_back(std::move(watch));
 }
 
 void wait_for_attach_lock(const FileLocks& locks, const std::string& path) {
@@ -437,7 +444,7 @@ Segment::~Segment() {
   // After fork: not our locks, not our mapping, and the thread does not exist here. With pins: I/O
   // that never came back may still land. Keep it all.
   if (::getpid() != pid_ || pinned.load() != 0) {
-    (void)watch_.release();
+    keep_for_ever(std::move(watch_));
     return;
   }
   std::unique_lock<std::recursive_mutex> lock(Registry::mutex(), std::defer_lock);
