@@ -125,6 +125,10 @@ bench: engine-vllm ## Medians and ratios beside physical limits and peers
 wheels: dev ## Wheels of every distribution into build/wheels
 	$(PY) dev/build_wheels.py build/wheels
 
+.PHONY: docs
+docs: dev ## Rewrite the generated pages of docs/
+	$(PY) dev/docs.py
+
 .PHONY: lock
 lock: ## Rewrite dev/requirements.lock from dev/requirements.in
 	dev/lock.sh

@@ -99,7 +99,7 @@ def test_config_values_sources_and_memory(ucm: Ucm, tmp_path: Path) -> None:
     out = ucm("config", "--file", str(path), "--ranks", "4")
     rows = [line.split() for line in out.splitlines()]
     assert ["Shelf", "shelf_gb", "3", "GiB", f"{path}:3"] in rows
-    assert ["store", "timeout_ms", "30000", "default"] in rows
+    assert ["store", "timeout_ms", "30", "s", "default"] in rows
     assert "host memory of stage Shelf: 1 MiB per worker, 3 GiB per node" in out
     assert "4 worker(s) on this node: 3.004 GiB" in out
     told = json.loads(ucm("config", "--file", str(path), "--json", "--ranks", "4"))
@@ -141,7 +141,7 @@ def test_schema_and_reference_follow_the_plugins(ucm: Ucm) -> None:
     assert "Shelf" in options["properties"]["store_pipeline"]["enum"]
     assert "timeout_ms" in options["properties"]
     assert "block_tokens" in schema["properties"]
-    assert "| `shelf_gb` | `2` | size of the shelf |" in ucm("config", "--reference")
+    assert "| `shelf_gb` | `2 GiB` | size of the shelf |" in ucm("config", "--reference")
 
 
 def test_command_of_a_plugin(ucm: Ucm) -> None:

@@ -8,9 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from ucm_core.config.machine import Machine, free_bytes
-from ucm_core.config.units import GIB, format_size, parse_size_bytes, parse_time_ms
+from ucm_core.config.options import Options
+from ucm_core.config.units import (
+    GIB,
+    GibAsBytes,
+    Milliseconds,
+    SecondsAsMs,
+    display,
+    format_size,
+    parse_size_bytes,
+    parse_time_ms,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,23 @@ def test_formatted_size_reads_back_nearly(nbytes: int) -> None:
     back = float(format_size(nbytes).split()[0])
     unit = parse_size_bytes("1 " + format_size(nbytes).split()[1])
     assert abs(back * unit - nbytes) <= nbytes * 1e-3
+
+
+class Units(Options):
+    wait_sec: SecondsAsMs = Field(30_000, description="x")
+    size_gb: GibAsBytes = Field(GIB, description="x")
+    limit_gb: GibAsBytes = Field(0, description="x")
+    time_ms: Milliseconds = Field(1500, description="x")
+    name: str | None = Field(None, description="x")
+
+
+def test_defaults_hold_the_models_units_and_given_values_the_operators() -> None:
+    """A default of 30_000 ms must not be taken for 30_000 s."""
+    default, given = Units(), Units.model_validate({"wait_sec": 30, "size_gb": 1, "time_ms": 1500})
+    assert (default.wait_sec, default.size_gb, default.time_ms) == (30_000, GIB, 1500)
+    assert given == default
+    shown = [display(info, getattr(default, key)) for key, info in Units.model_fields.items()]
+    assert shown == ["30 s", "1 GiB", "0 B", "1500 ms", "-"]
 
 
 def test_machine_of_a_container(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 from pydantic import BaseModel
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ucm_core.cli.console import new_console
 from ucm_core.config.load import load_config
 from ucm_core.config.machine import Machine
 from ucm_core.config.model import UcmConfig
@@ -83,12 +83,12 @@ def _extra(file: str | None, inline: str | None) -> dict[str, Any]:
 
 
 def _print(config: UcmConfig, memory: Mapping[str, HostMemory], ranks: int) -> None:
-    console = Console(soft_wrap=True)
+    console = new_console()
     table = Table("section", "option", "value", "source", box=None, pad_edge=False)
+    table.columns[1].no_wrap = True
     for entry in config.entries():
-        value = _show(entry.key, entry.value)
         style = "dim" if entry.source == "default" else ""
-        cells = (entry.section, entry.key, value, entry.source)
+        cells = (entry.section, entry.key, entry.shown, entry.source)
         table.add_row(*(Text(cell, style) for cell in cells))
     console.print(table)
     console.print()
@@ -118,18 +118,6 @@ def _sums(memory: Mapping[str, HostMemory]) -> tuple[int, int]:
         sum(need.per_rank_bytes for need in memory.values()),
         sum(need.per_node_bytes for need in memory.values()),
     )
-
-
-def _show(key: str, value: Any) -> str:
-    if key.endswith("_gb") and isinstance(value, int):
-        return format_size(value)
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "-"}[value]
-    if isinstance(value, tuple):
-        return ":".join(str(item) for item in value)
-    if isinstance(value, BaseModel):
-        return value.model_dump_json()
-    return str(value)
 
 
 def _as_dict(config: UcmConfig, memory: Mapping[str, HostMemory], ranks: int) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ucm_core.cli.console import new_console
 from ucm_core.plugins import PluginHost, PluginReport, PluginStatus
 
 STYLES = {
@@ -31,7 +31,7 @@ def plugins_command(host: PluginHost, verbose: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_as_dict(report) for report in reports], indent=2))
         return
-    console = Console(soft_wrap=True)
+    console = new_console()
     table = Table("plugin", "status", "distribution", "provides", box=None, pad_edge=False)
     for report in reports:
         provides = ", ".join(f"{kind} {name}" for kind, name in report.provides)
@@ -51,8 +51,8 @@ def plugins_command(host: PluginHost, verbose: bool, as_json: bool) -> None:
     if verbose:
         for line in host.header_lines({"role": "tool", "engine": ""}):
             console.print(Text(line))
-    if not reports:
-        console.print("no plugins are installed; for storage install ucm-backend-posix")
+    if not any(stage.persistent for stage in host.stages.values()):
+        console.print("no plugin offers storage that lasts; install ucm-backend-posix")
 
 
 def _as_dict(report: PluginReport) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ucm_core.config.options import CoreOptions
+from ucm_core.config.units import display
 from ucm_core.registry import PipelineSpec
 from ucm_core.store.config import StoreConfig
 
@@ -16,13 +17,14 @@ from ucm_core.store.config import StoreConfig
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One effective value. ``section``: "core", "store" or a stage's name; ``source``: "default",
-    "chosen: ...", "inline", or ``<file>:<line>``."""
+    "chosen: ...", "inline", or ``<file>:<line>``; ``shown``: the value with its unit."""
 
     section: str
     key: str
     value: Any
     source: str
     help: str
+    shown: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,17 @@ class UcmConfig:
     def entries(self) -> Iterator[Entry]:
         """Every effective value, in the order in which ``ucm config`` prints them."""
         source = self.sources.get(("pipeline", "store_pipeline"), "default")
-        yield Entry("pipeline", "store_pipeline", self.pipeline.name, source, self.pipeline.summary)
+        name = self.pipeline.name
+        yield Entry("pipeline", "store_pipeline", name, source, self.pipeline.summary, name)
         sections = [("core", self.core), ("store", self.store), *self.stages.items()]
         for section, model in sections:
             for key, info in type(model).model_fields.items():
+                value = getattr(model, key)
                 yield Entry(
                     section,
                     key,
-                    getattr(model, key),
+                    value,
                     self.sources.get((section, key), "default"),
                     info.description or "",
+                    display(info, value),
                 )

@@ -21,10 +21,13 @@ class Options(BaseModel):
     """Base of every option model, also of the ``config_model`` of a plugin's stage.
 
     A field's name is the operator's key and its ``description`` the help text (a test demands one).
-    Unknown keys never reach a model: the loader reports them with the nearest known name.
+    Defaults are in the unit the model holds (bytes, milliseconds), not in the operator's; they are
+    not validated again. Unknown keys never reach a model: the loader reports them with the nearest
+    known name.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    # Validating defaults would take milliseconds for seconds: 30_000 would become 30_000_000.
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
 
     @classmethod
     def choose(cls, given: Mapping[str, Any], machine: Machine) -> Mapping[str, Chosen]:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from ucm_core.config.options import CoreOptions
 from ucm_core.config.reference import CONNECTORS
+from ucm_core.config.units import display
 from ucm_core.plugins import PluginHost
 from ucm_core.store.config import StoreConfig
 
@@ -40,7 +42,7 @@ def sections(host: PluginHost) -> list[tuple[str, str, type[BaseModel]]]:
         ("Store", "In `ucm_connector_config`, with every pipeline.", StoreConfig),
     ]
     for name, spec in sorted(host.stages.items()):
-        note = f"In `ucm_connector_config`, for pipelines with this stage. {spec.summary}"
+        note = f"In `ucm_connector_config`, for pipelines with this stage: {spec.summary}."
         found.append((f"Stage {name}", note, spec.config_model))
     return found
 
@@ -101,21 +103,12 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
         if isinstance(nested, type) and issubclass(nested, BaseModel):
             yield from _rows(nested, f"{prefix}{key}.")
             continue
-        default = "required" if info.is_required() else f"`{_default(model, key)}`"
+        default = "required" if info.is_required() else f"`{_default(info)}`"
         yield f"| `{prefix}{key}` | {_cell(default)} | {_cell(info.description or '')} |"
 
 
-def _default(model: type[BaseModel], key: str) -> str:
-    value = model.model_fields[key].get_default(call_default_factory=True)
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and key.endswith("_gb"):
-        return f"{value / (1 << 30):g}"
-    if isinstance(value, tuple):
-        return ":".join(map(str, value))
-    return str(value)
+def _default(info: FieldInfo) -> str:
+    return display(info, info.get_default(call_default_factory=True))
 
 
 def _cell(text: str) -> str:

@@ -13,7 +13,8 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
+from pydantic.fields import FieldInfo
 
 GIB = 1 << 30
 
@@ -55,6 +56,40 @@ def format_size(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.4g} {unit}"
     return f"{nbytes} B"
+
+
+def format_time(ms: int) -> str:
+    """``30 s``: the largest unit that leaves a whole number."""
+    for unit, size in (("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms and ms % size == 0:
+            return f"{ms // size} {unit}"
+    return f"{ms} ms"
+
+
+def display(info: FieldInfo, value: Any) -> str:
+    """A value of an option as an operator would write it; ``-`` when it is unset."""
+    unit = plain_unit(info)
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if unit in ("bytes", "GiB") and isinstance(value, int):
+        return format_size(value)
+    if unit in ("ms", "seconds") and isinstance(value, int):
+        return format_time(value)
+    if isinstance(value, tuple):
+        return ":".join(str(item) for item in value)
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    return str(value)
+
+
+def plain_unit(info: FieldInfo) -> str:
+    """What a plain number of this option counts: bytes, GiB, ms, seconds, or "" for none of these."""
+    for item in info.metadata:
+        if isinstance(item, WithJsonSchema) and item.json_schema:
+            return str(item.json_schema.get("x-plain-number", ""))
+    return ""
 
 
 def _split(value: Any, wanted: str) -> tuple[float, str | None]:

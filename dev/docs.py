@@ -1,0 +1,82 @@
+"""Write the generated pages: docs/options.md from the option models, docs/metrics.md from the counters.
+
+usage: docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+from ucm_core.config.schema import reference_page
+from ucm_core.plugins import PluginHost
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm")
+
+METRICS_HEADER = """# Metrics
+
+<!-- Written by `make docs`; do not edit. -->
+
+## vLLM
+
+Exported by vLLM's own `/metrics`, once, with vLLM's labels; workers' counts are added up by vLLM.
+
+| metric | label | meaning |
+|---|---|---|
+"""
+
+METRICS_STORE = """
+## Stores in a process of your own
+
+`ucm_core.observe.StoreCollector` exports `BlockStore.stats()` into a Prometheus registry that you hand
+in: `<stage>.<name>` becomes `ucm_store_<stage>_<name>` with the label `store`; names ending in `_total`
+are counters, the others gauges. A store whose counters cannot be read is counted in
+`ucm_store_collect_errors_total` and hides no other.
+"""
+
+
+def counters() -> dict[str, tuple[str, bool]]:
+    """COUNTERS of the vLLM adapter, read without importing vLLM."""
+    tree = ast.parse((ROOT / "plugins/vllm/src/ucm_vllm/stats.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "COUNTERS":
+            assert node.value is not None
+            found: dict[str, tuple[str, bool]] = ast.literal_eval(node.value)
+            return found
+    raise SystemExit("ucm_vllm/stats.py has no COUNTERS any more; teach dev/docs.py the new place")
+
+
+def metrics_page() -> str:
+    rows = "".join(
+        f"| `ucm:ucm_{name}_total` | {'`kind`' if has_kind else ''} | {text} |\n"
+        for name, (text, has_kind) in counters().items()
+    )
+    return METRICS_HEADER + rows + METRICS_STORE
+
+
+def pages() -> dict[Path, str]:
+    """Path -> wanted text. Plugins of others that happen to be installed here are left out."""
+    host = PluginHost(env={})
+    foreign = [r.name for r in host.reports if r.distribution not in OURS]
+    host = PluginHost(env={"UCM_DISABLED_PLUGINS": ",".join(foreign)})
+    return {
+        ROOT / "docs" / "options.md": reference_page(host),
+        ROOT / "docs" / "metrics.md": metrics_page(),
+    }
+
+
+def main() -> int:
+    stale = [p for p, text in pages().items() if not p.exists() or p.read_text() != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in pages().items():
+        path.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
