@@ -13,8 +13,6 @@ Prints = npt.NDArray[np.uint64]
 
 #: Blocks remembered as unloadable. When it is full the oldest is forgotten and may be tried again.
 BAD_LIMIT = 65_536
-#: Failed loads after which a block is not offered again, whatever a save of it says.
-MAX_STRIKES = 3
 
 
 def fingerprints(links: npt.NDArray[np.uint8]) -> Prints:
@@ -57,37 +55,28 @@ class PendingKeys:
 class BadKeys:
     """Blocks whose load failed: not offered again until they were saved anew. Bounded, oldest out.
 
-    A block that fails after being saved anew gets strikes: with ``MAX_STRIKES`` it is not forgiven any
-    more, because its storage says "saved" and cannot deliver it.
+    Each request recomputes at most once for a failed load and saving it anew forgives the block, so a
+    medium that saves but cannot deliver costs one failed load per save, never a loop.
     """
 
     def __init__(self, limit: int = BAD_LIMIT) -> None:
         self._limit = limit
         self._keys: Prints = np.empty(0, dtype=np.uint64)
-        self._strikes = np.empty(0, dtype=np.uint8)
-        self._blocked = np.empty(0, dtype=bool)
 
     def __len__(self) -> int:
         """Blocks not offered at present."""
-        return int(self._blocked.sum())
+        return len(self._keys)
 
     def add(self, prints: Prints) -> None:
-        known = np.isin(self._keys, prints)
-        self._blocked[known] = True
-        self._strikes[known] = np.minimum(self._strikes[known] + 1, MAX_STRIKES)
         fresh = prints[~np.isin(prints, self._keys)]
-        cut = slice(-self._limit, None)
-        self._keys = np.concatenate([self._keys, fresh])[cut]
-        self._strikes = np.concatenate([self._strikes, np.ones(len(fresh), dtype=np.uint8)])[cut]
-        self._blocked = np.concatenate([self._blocked, np.ones(len(fresh), dtype=bool)])[cut]
+        self._keys = np.concatenate([self._keys, fresh])[-self._limit :]
 
     def forgive(self, prints: Prints) -> None:
         """They were saved anew."""
         if len(self._keys):
-            forgiven = np.isin(self._keys, prints) & (self._strikes < MAX_STRIKES)
-            self._blocked[forgiven] = False
+            self._keys = self._keys[~np.isin(self._keys, prints)]
 
     def contains(self, prints: Prints) -> npt.NDArray[np.bool_]:
         if not len(self._keys):
             return np.zeros(len(prints), dtype=bool)
-        return np.isin(prints, self._keys[self._blocked])
+        return np.isin(prints, self._keys)

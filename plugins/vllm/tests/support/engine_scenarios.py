@@ -45,16 +45,16 @@ def allow_local_prefix_cache() -> None:
 
 
 def damage_before_load(llm: Any, root: str, kind: str, count: int | None = None) -> None:
-    """Damage files after the lookup has promised them and before the load is submitted, once."""
+    """Damage files after the next lookup has promised them, before that load is submitted."""
+    settle(llm)  # what earlier rounds save must be there to be damaged
     connector = scheduler_connector(llm)
-    original = connector.update_state_after_alloc
-    done: list[int] = []
+    original = type(connector).update_state_after_alloc
 
     def update_state_after_alloc(request: Any, blocks: Any, external: int) -> None:
-        if external and not done:
-            done.append(damage(Path(root), kind, count))
-            assert done[0], f"nothing to damage below {root}"
-        original(request, blocks, external)
+        if external:
+            assert damage(Path(root), kind, count), f"nothing to damage below {root}"
+            del connector.update_state_after_alloc  # once
+        original(connector, request, blocks, external)
 
     connector.update_state_after_alloc = update_state_after_alloc
 

@@ -63,8 +63,8 @@ def registry_samples() -> dict[str, float]:
 
 
 def counters(llm: Any) -> dict[str, float]:
-    """vLLM's counters and gauges, summed over labels."""
-    sums: dict[str, float] = {}
+    """vLLM's counters and gauges under vLLM's names, and ours, summed over labels."""
+    sums = {name: v for name, v in registry_samples().items() if name.startswith("ucm:")}
     for metric in llm.get_metrics():
         if hasattr(metric, "value"):
             sums[metric.name] = sums.get(metric.name, 0.0) + metric.value
