@@ -99,6 +99,9 @@ class Task(Protocol):
     def durable_results(self) -> npt.NDArray[np.uint8]:
         """As ``wait_durable`` so far, without waiting or giving up: ``PENDING`` where still open."""
 
+    def durable_errnos(self) -> npt.NDArray[np.int32]:
+        """``int32[N]``: the errno kept beside each result of ``durable_results``."""
+
     def errnos(self) -> npt.NDArray[np.int32]:
         """``int32[N]``: the errno kept beside each result, 0 where there is none."""
 

@@ -10,7 +10,9 @@ save operation is reported exactly once, whatever happens to it:
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,12 +22,13 @@ import numpy.typing as npt
 
 from ucm_core.adapter.blocks import PageMap
 from ucm_core.errors import UcmError
+from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import BlockStore, Status, Task, TaskState
 from ucm_vllm.identity import object_ids
 from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.stats import UcmStats
 
-_log = logging.getLogger("ucm.vllm")
+_log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
 
 #: Longest the engine waits at a preemption for copies out of the blocks it wants back. Past it the
 #: copies are fenced: those blocks are not saved, which costs a later miss, never a wrong byte.
@@ -126,6 +129,7 @@ class WorkerSide:
             return _Part(lane, rows, lane.store.dump(ids, shards, addresses))
         except (UcmError, ValueError) as error:
             _log.error(
+                "load refused" if load else "save refused",
                 "%s of %d blocks of request %s was refused by the store: %s",
                 "load" if load else "save",
                 len(rows),
@@ -163,12 +167,14 @@ class WorkerSide:
             self._report.meta.bad[op.op_id] = rows
             self._report.failed_pages.update(self._loaded_pages(op, rows))
             _log.warning(
-                "%d of %d blocks of request %s could not be loaded (first: stored block %d); the engine "
-                "is told",
+                "load failed",
+                "%d of %d blocks of request %s could not be loaded (first: stored block %d)%s; the "
+                "engine is told",
                 len(rows),
                 len(bad),
                 op.request_id,
                 int(op.blocks[rows[0]]),
+                _reasons(load.parts, durable=False),
             )
 
     def _loaded_pages(self, op: TransferOp, rows: npt.NDArray[np.int64]) -> list[int]:
@@ -229,6 +235,14 @@ class WorkerSide:
         )
         if len(rows):
             self._report.meta.failed[op_id] = rows
+            _log.warning(
+                "save failed",
+                "%d of %d blocks of request %s were not stored%s; they are computed anew next time",
+                len(rows),
+                len(save.op.blocks),
+                save.op.request_id,
+                _reasons(save.parts, durable=True),
+            )
 
     def drain_preempted(self, meta: UcmMetadata) -> None:
         """Before this step overwrites blocks: no copy out of a preempted request's blocks may run on.
@@ -349,6 +363,27 @@ def _block_statuses(part: _Part, *, durable: bool = False) -> npt.NDArray[np.uin
     first_bad = (table != Status.OK).argmax(axis=1)
     picked: npt.NDArray[np.uint8] = table[np.arange(len(table)), first_bad]
     return picked
+
+
+def _reasons(parts: Sequence[_Part], *, durable: bool) -> str:
+    """What the store said about the rows that failed: ``": io_error ENOSPC (No space left on device)"``."""
+    said: set[tuple[int, int]] = set()
+    for part in parts:
+        if part.task is None:
+            said.add((int(part.refused), 0))
+            continue
+        statuses = part.task.durable_results() if durable else part.task.wait(0.0)
+        numbers = part.task.durable_errnos() if durable else part.task.errnos()
+        failed = (statuses != Status.OK) & (statuses != Status.PENDING)
+        pairs = np.stack([statuses[failed].astype(np.int64), numbers[failed].astype(np.int64)], 1)
+        said.update((int(status), int(number)) for status, number in np.unique(pairs, axis=0))
+    words = [
+        Status(status).name.lower()
+        + (f" {errno.errorcode.get(number, number)} ({os.strerror(number)})" if number else "")
+        for status, number in sorted(said)
+        if status != Status.OK
+    ]
+    return ": " + ", ".join(words) if words else ""
 
 
 def _fence(parts: list[_Part]) -> None:

@@ -63,7 +63,9 @@ def test_every_damage_between_lookup_and_load_is_recomputed_and_healed(
         assert result.external_hits(index) == PREFIX, (
             f"{kind}: the blocks before it were not healed"
         )
-        assert result.metric(LOAD_FAILED, index) == PREFIX // BLOCK, kind
+        # Exchanging five files one after the other brings one of them back to its own name.
+        intact = 1 if kind == "swap_with_next" else 0
+        assert result.metric(LOAD_FAILED, index) == PREFIX // BLOCK - intact, kind
     _visible(result)
     healthy = engines.run(corpus_job(connector=ucm(filled))).require_ok()
     assert answers(healthy) == truth("qwen3").cold

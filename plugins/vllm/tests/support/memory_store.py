@@ -65,6 +65,9 @@ class MemoryTask:
     def wait_durable(self, timeout_s: float | None = None) -> np.ndarray:
         return self.wait(timeout_s)
 
+    def durable_errnos(self) -> np.ndarray:
+        return np.zeros(len(self.ids), dtype=np.int32)
+
     def durable_results(self) -> np.ndarray:
         pending = (self.results == Status.OK) & (not self.durable)
         return np.where(pending, Status.PENDING, self.results).astype(np.uint8)
