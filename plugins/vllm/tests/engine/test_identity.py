@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_models import MODELS, ModelRecipe, write_model
+
 from engine_cases import (
     CORPUS,
     LOAD_FAILED,
@@ -27,7 +29,6 @@ from engine_cases import (
 )
 from engine_harness import EngineJob, EnginePool
 from engine_harness.tamper import objects
-from tiny_models import MODELS, ModelRecipe, write_model
 
 QUESTION = CORPUS[0]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from engine_cases import CORPUS, PREFIX, UNRELATED, Truth, checkpoint, ucm
 from engine_harness import EngineJob, EnginePool, Round
 from engine_harness.server import VllmServer
