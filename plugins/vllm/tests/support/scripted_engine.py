@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
@@ -118,7 +120,6 @@ def vllm_config(world: World, **overrides: Any) -> VllmConfig:
         "enable_prefix_caching": True,
         "dtype": "float32",
         "enforce_eager": True,
-        "async_scheduling": False,
         "kv_transfer_config": kv,
     }
     args.update(overrides)
@@ -155,21 +156,35 @@ def kv_cache_config(config: VllmConfig, blocks: int, *, mla: bool = False) -> KV
 
 
 class ScriptedEngine:
-    """One engine process's worth: scheduler, worker-side connector, page memory, scripted model."""
+    """One engine process's worth: scheduler, worker-side connector, page memory, scripted model.
+
+    ``depth`` > 1: that many steps are in flight, as with asynchronous scheduling or pipeline stages.
+    ``lagging``: the worker runs a step only when its result is waited for, else as soon as it is
+    scheduled.
+    """
 
     def __init__(
-        self, world: World, *, blocks: int = 64, mla: bool = False, **overrides: Any
+        self,
+        world: World,
+        *,
+        blocks: int = 64,
+        mla: bool = False,
+        depth: int = 1,
+        lagging: bool = False,
+        **overrides: Any,
     ) -> None:
         global _world
         _world = world
         self.world = world
-        self.config = vllm_config(world, **overrides)
+        self.depth, self.lagging = depth, lagging
+        self.config = vllm_config(world, async_scheduling=depth > 1, **overrides)
         self.kv = kv_cache_config(self.config, blocks, mla=mla)
         self.config.cache_config.num_gpu_blocks = blocks
         self.block = self.config.cache_config.block_size
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(self.block, sha256)
-        self.scheduler = Scheduler(
+        scheduler = AsyncScheduler if depth > 1 else Scheduler
+        self.scheduler = scheduler(
             vllm_config=self.config,
             kv_cache_config=self.kv,
             structured_output_manager=StructuredOutputManager(self.config),
@@ -184,6 +199,10 @@ class ScriptedEngine:
         self.worker.register_kv_caches({n: self.memory[i] for i, n in enumerate(names)})
         self.store = world.stores[-1]
         self.tables: dict[str, list[int]] = {}
+        self.tokens: dict[str, list[int]] = {}
+        self.salts: dict[str, str] = {}
+        self._known: dict[str, tuple[list[int], list[int]]] = {}
+        self.in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput | None]] = deque()
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Any] = {}
         self.reports: list[KVConnectorOutput] = []
@@ -197,6 +216,7 @@ class ScriptedEngine:
         if (logprobs := kw.pop("prompt_logprobs", None)) is not None:
             params.prompt_logprobs = logprobs
             params.skip_reading_prefix_cache = True
+        self.salts[name] = kw.get("cache_salt") or ""
         return Request(
             request_id=name,
             prompt_token_ids=tokens,
@@ -216,21 +236,31 @@ class ScriptedEngine:
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    def step(self) -> KVConnectorOutput:
+    def step(self) -> None:
         """schedule -> worker -> update, as the engine core does."""
         self.steps += 1
-        assert self.steps < 5000, "the engine does not come to an end"
+        assert self.steps < 20_000, "the engine does not come to an end"
         output = self.scheduler.schedule()
         if not output.num_scheduled_tokens:
-            time.sleep(0.001)  # vLLM's engine core does the same when nothing was executed
-        return self._execute(output)
+            time.sleep(0.0005)  # vLLM's engine core does the same when nothing was executed
+        self.in_flight.append((output, None if self.lagging else self.execute(output)))
+        if len(self.in_flight) >= self.depth or not output.num_scheduled_tokens:
+            self.finish_oldest()
+
+    def finish_oldest(self) -> None:
+        """The result of the oldest step in flight reaches the scheduler."""
+        output, result = self.in_flight.popleft()
+        self._update(output, result if result is not None else self.execute(output))
 
     def run(self, limit: int = 500) -> None:
         """Until there is nothing left to do."""
         for _ in range(limit):
-            if not self.scheduler.has_requests():
+            if self.scheduler.has_requests():
+                self.step()
+            elif self.in_flight:
+                self.finish_oldest()
+            else:
                 return
-            self.step()
         raise AssertionError(f"still busy after {limit} steps: {self.pending()}")
 
     def generate(self, name: str, tokens: list[int], **kw: Any) -> list[int]:
@@ -238,13 +268,14 @@ class ScriptedEngine:
         self.run()
         return self.outputs[name]
 
-    def _execute(self, output: SchedulerOutput) -> KVConnectorOutput:
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step on the worker."""
         worker, meta = self.worker, output.kv_connector_metadata
         assert meta is not None
         worker.handle_preemptions(meta)
         worker.bind_connector_metadata(meta)
-        self._update_tables(output)
-        sampled = [self._compute(r, n) for r, n in output.num_scheduled_tokens.items()]
+        starts = self._update_tables(output)
+        sampled = [self._compute(r, starts[r], n) for r, n in output.num_scheduled_tokens.items()]
         worker.start_load_kv(None)  # type: ignore[arg-type]
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
@@ -259,12 +290,14 @@ class ScriptedEngine:
         worker.clear_connector_metadata()
         self.reports.append(report)
         ids = list(output.num_scheduled_tokens)
-        result = ModelRunnerOutput(
+        return ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={r: i for i, r in enumerate(ids)},
             sampled_token_ids=sampled,
             kv_connector_output=report,
         )
+
+    def _update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         for outputs in self.scheduler.update_from_output(output, result).values():
             for out in outputs.outputs:
                 self.outputs.setdefault(out.request_id, []).extend(out.new_token_ids)
@@ -273,47 +306,61 @@ class ScriptedEngine:
             if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
                 for key, value in outputs.scheduler_stats.kv_connector_stats.items():
                     self.counted[key] = self.counted.get(key, 0) + value
-        return report
 
     @property
     def counted(self) -> dict[str, float]:
         return self.__dict__.setdefault("_counted", {})
 
-    def _update_tables(self, output: SchedulerOutput) -> None:
+    def _update_tables(self, output: SchedulerOutput) -> dict[str, int]:
+        """What a model runner keeps: block tables and tokens. Returns where each request starts."""
+        starts = {}
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = list(new.block_ids[0])
+            prompt = new.prompt_token_ids
+            self.tokens[new.req_id] = [0] * new.prompt_len if prompt is None else list(prompt)
+            starts[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
-        for req_id, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        for i, req_id in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[i]
+            starts[req_id] = cached.num_computed_tokens[i]
             if req_id in cached.resumed_req_ids:
                 self.tables[req_id] = list(blocks[0]) if blocks else []
+                self.tokens[req_id] = list(cached.all_token_ids[req_id])
             elif blocks:
                 self.tables[req_id] += blocks[0]
+        return starts
 
     # -- the model ---------------------------------------------------------------------------------------
 
-    def _compute(self, req_id: str, count: int) -> list[int]:
-        request = self.scheduler.requests[req_id]
-        end = request.num_computed_tokens
-        start = end - count
-        tokens = list(request.all_token_ids)
-        cells = prefix_values(tokens[:end], request.cache_salt or "")
-        table = self.tables[req_id]
-        if self.check_bytes:
-            for position in range(start):
-                self._check(req_id, table, position, cells[position])
-        for position in range(start, end):
-            self._cell(table, position)[:] = torch.from_numpy(expand(cells[position], self.memory))
+    def _compute(self, req_id: str, start: int, count: int) -> list[int]:
+        end = start + count
+        tokens = self.tokens[req_id]
+        cells = np.array(self._values(req_id, tokens[:end]), dtype=np.float32)
+        table = np.array(self.tables[req_id])
+        if self.check_bytes and start:
+            where = self._where(table, np.arange(start))
+            wrong = (self.memory.numpy()[where] != expand(cells[:start], self.memory)).any(
+                axis=(1, 2, 3)
+            )
+            assert not wrong.any(), f"{req_id}: wrong bytes at position {int(wrong.argmax())}"
+        where = self._where(table, np.arange(start, end))
+        self.memory.numpy()[where] = expand(cells[start:], self.memory)
         if end < len(tokens):
             return []
-        return [int(cells[end - 1] % 1000) + 3]
+        tokens.append(next_token(int(cells[-1])))
+        return [tokens[-1]]
 
-    def _cell(self, table: list[int], position: int) -> torch.Tensor:
-        return self.memory[:, table[position // self.block], :, position % self.block, :]
+    def _values(self, req_id: str, tokens: list[int]) -> list[int]:
+        """``prefix_values`` of the request, computed once per token."""
+        known, values = self._known.get(req_id, ([], []))
+        if tokens[: len(known)] != known[: len(tokens)] or len(tokens) > len(known):
+            known, values = tokens, prefix_values(tokens, self.salts.get(req_id, ""))
+            self._known[req_id] = (known, values)
+        return values[: len(tokens)]
 
-    def _check(self, req_id: str, table: list[int], position: int, value: int) -> None:
-        found = self._cell(table, position).numpy()
-        wanted = expand(value, self.memory)
-        assert (found == wanted).all(), f"{req_id}: wrong bytes at position {position}"
+    def _where(self, table: np.ndarray, positions: np.ndarray) -> tuple[Any, ...]:
+        """Index of the cells ``[positions, layers, heads, cell]`` in the memory."""
+        return slice(None), table[positions // self.block], slice(None), positions % self.block
 
     def all_tasks(self) -> list[MemoryTask]:
         """Every load and dump this engine's worker has submitted, in order."""
@@ -351,11 +398,23 @@ def prefix_values(tokens: list[int], salt: str) -> list[int]:
     return out
 
 
-def expand(value: int, memory: torch.Tensor) -> np.ndarray:
-    """``float32[layers, heads, cell]`` of one token: different in every element, exact."""
+def next_token(value: int) -> int:
+    return int(value % 1000) + 3
+
+
+def expected(tokens: list[int], count: int, salt: str = "") -> list[int]:
+    """What the scripted model answers."""
+    known = list(tokens)
+    for _ in range(count):
+        known.append(next_token(prefix_values(known, salt)[-1]))
+    return known[len(tokens) :]
+
+
+def expand(values: np.ndarray, memory: torch.Tensor) -> np.ndarray:
+    """``float32[positions, layers, heads, cell]``: different in every element, exact."""
     layers, _, heads, _, cell = memory.shape
     grid = np.arange(layers * heads * cell, dtype=np.float32).reshape(layers, heads, cell)
-    return (np.float32(value) + grid / 1024).astype(np.float32)
+    return values[:, None, None, None] + grid / 1024
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -77,7 +77,7 @@ def test_abort_in_every_state(engine, manual: World, state: str) -> None:
             e.scheduler.schedule()
         )  # blocks and the load operation exist, the worker is not told
         e.abort("a")
-        e._execute(output)
+        e._update(output, e.execute(output))
     elif state == "loading":
         e.step()
         assert e.worker.pending()["loads"] == 1
