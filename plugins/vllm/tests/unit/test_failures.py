@@ -9,6 +9,7 @@ import pytest
 
 from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.store.contract import Status
+from ucm_vllm.keys import BadKeys
 
 
 def _block_id(engine: ScriptedEngine, tokens: list[int], block: int) -> bytes:
@@ -66,6 +67,20 @@ def test_a_bad_block_that_stays_bad_is_given_up(engine, world: World) -> None:
         assert e.generate(f"b{i}", tokens) == wanted
     assert e.counted["load_failed_blocks|io_error"] <= 3
     assert e.counted["suppressed_blocks"] > 0
+
+
+def test_a_request_fails_one_load_at_most(engine, world: World) -> None:
+    """Even when the key was saved anew meanwhile: one failure, then the request computes for itself."""
+    tokens = prompt(9, 200)
+    engine().generate("a", tokens)
+    e = engine()
+    world.faults[_block_id(e, tokens, 0)] = Status.CORRUPT
+    request = e.add("b", tokens)
+    e.step()
+    assert e.counted["load_failed_blocks|corrupt"] == 1
+    e.connector._sched._bad = BadKeys()
+    assert e.connector.get_num_new_matched_tokens(request, 0) == (0, False)
+    e.run()
 
 
 def test_policy_fail_ends_the_request_and_leaves_nothing(engine, world: World) -> None:
