@@ -210,8 +210,10 @@ void Collector::collect(Core& core, Usage usage, bool forced) {
     // At least one object per triggered round, whatever the rounding says.
     const std::uint64_t need = found.bytes > target ? found.bytes - target : pass == 0 ? 1 : 0;
     if (need == 0 || stopping()) return;
+    const std::uint64_t removed_before = core.counters.get(Counter::kGcRemoved);
     const std::uint64_t freed = remove_coldest(core, found, need);
     core.counters.sub(Counter::kGcUsedBytes, freed);
+    core.counters.sub(Counter::kGcFiles, core.counters.get(Counter::kGcRemoved) - removed_before);
     if (freed == 0) return;
     if (freed >= need || !hold_leases(core)) return;
   }
