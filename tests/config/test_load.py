@@ -26,6 +26,16 @@ def test_zero_options(loading: Loading) -> None:
     assert config.warnings == ()
 
 
+def test_second_choice_of_the_default_pipeline_is_said(
+    loading: Loading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ucm_core.config.load.DEFAULT_PIPELINES", ("Gone|Posix", "Posix"))
+    config = loading.load()
+    assert config.pipeline.name == "Posix"
+    (warning,) = config.warnings
+    assert "unknown pipeline 'Gone|Posix'" in warning
+
+
 def test_zero_options_follow_the_cache_home(loading: Loading) -> None:
     config = loading.load(XDG_CACHE_HOME="/big/cache")
     assert config.stages["Posix"].storage_backends == (Path("/big/cache/ucm/kv"),)

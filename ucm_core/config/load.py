@@ -122,9 +122,13 @@ class _Loader:
         error: PluginError | None = None
         for name in DEFAULT_PIPELINES:
             try:
-                return self.host.pipeline(name)
+                found = self.host.pipeline(name)
             except PluginError as caught:
                 error = caught
+                continue
+            if error is not None:
+                self.warnings.append(f"the default pipeline is '{name}' here, because {error}")
+            return found
         self.problems.append(
             f"no default pipeline is installed; install ucm-backend-posix or set store_pipeline: {error}"
         )
