@@ -120,11 +120,13 @@ def record(rows: Rows, name: str, reply: Reply, **more: object) -> None:
 class Bench:
     """Both phases. Engines stay alive between rounds; ``close`` ends those that are."""
 
-    def __init__(self, directory: Path, rounds: int, passes: int, with_ucm: bool) -> None:
+    def __init__(
+        self, directory: Path, rounds: int, passes: int, specs: dict[str, EngineSpec]
+    ) -> None:
         self.directory = directory
         self.rounds = rounds
         self.passes = passes
-        self.specs = contestants(directory, with_ucm)
+        self.specs = specs
         self.engines: dict[str, Engine] = {}
         self.model = directory.parent / "model-llama-82m"
         self.rows: dict[str, Rows] = {"first pass": {}, "reuse": {}}
@@ -203,13 +205,16 @@ class Bench:
             cold("UCM files", "UCM, files")(prefix)
             hot(prefix)
 
-        steps = [
-            local,
-            host,
-            cold("OffloadingConnector files", "OffloadingConnector, file tier"),
-            cold("ExampleConnector files", "ExampleConnector, files"),
-        ]
-        return [*steps, ucm] if "UCM files" in self.engines else steps
+        steps = {
+            "plain": local,
+            "OffloadingConnector host": host,
+            "OffloadingConnector files": cold(
+                "OffloadingConnector files", "OffloadingConnector, file tier"
+            ),
+            "ExampleConnector files": cold("ExampleConnector files", "ExampleConnector, files"),
+            "UCM files": ucm,
+        }
+        return [steps[name] for name in self.engines]
 
     def _again(self, engine: str, row: str, prefix: int) -> None:
         # The new part of the prompt is new in every pass, and the same for all contestants: what
@@ -231,15 +236,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--passes", type=int, default=4)
     parser.add_argument("--without-ucm", action="store_true")
+    parser.add_argument("--peer", action="append", help="only these beside the plain engine")
     options = parser.parse_args()
-    directory = options.directory / "ttft"
+    directory = options.directory.resolve() / "ttft"
     shutil.rmtree(directory, ignore_errors=True)
     for name in ("offloading", "example", "ucm"):
         (directory / name).mkdir(parents=True)
-    bench = Bench(directory, options.rounds, options.passes, not options.without_ucm)
+    specs = contestants(directory, not options.without_ucm)
+    if options.peer:  # while working on one of them
+        specs = {name: spec for name, spec in specs.items() if name in ("plain", *options.peer)}
+    bench = Bench(directory, options.rounds, options.passes, specs)
     # In a process of its own: this one forks, so it must not have computed with torch.
     subprocess.run([sys.executable, "-m", "benchmarks.support.model", bench.model], check=True)
     import_engine()

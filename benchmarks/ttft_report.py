@@ -50,8 +50,8 @@ def present(report: Report, results: dict[str, Any]) -> None:
     """Tables from the samples of one run."""
     formats = results["formats"]
     note = (
-        f"82 M-parameter Llama, weights {formats['dtype']}, KV cache bf16, 3072 shared and 20 new "
-        "tokens, one compute thread. Medians; ratios are medians of per-round ratios. "
+        f"82 M-parameter Llama in {formats['dtype']}, 3072 shared and 20 new tokens, one compute "
+        "thread. Medians; ratios are medians of per-round ratios. "
     )
     reuse(report, results, note)
     saving(report, results["first pass"], note)
