@@ -64,7 +64,15 @@ void check_row(const Task& task, std::size_t row) {
 void bind_task(nb::module_& m) {
   nb::class_<TaskHandle>(m, "Task", "A submitted load, dump or commit; see ucm/store.h")
       .def("__len__", [](const TaskHandle& h) { return h.task->size(); })
-      .def("check", [](const TaskHandle& h) { return h.task->done(); })
+      .def(
+          "check",
+          [](const TaskHandle& h, double timeout_s) {
+            if (h.task->done()) return true;
+            if (timeout_s <= 0) return false;
+            const nb::gil_scoped_release release;
+            return h.task->wait_until(until(timeout_s, h.task->deadline()));
+          },
+          "timeout_s"_a)
       .def("state", [](const TaskHandle& h) { return static_cast<int>(h.task->state()); })
       .def(
           "wait",

@@ -244,3 +244,16 @@ def test_ctrl_c_ends_a_wait(rig: Any) -> None:
         timer.join()
     task.cancel()
     assert (task.wait() == Status.CANCELLED).all()
+
+
+def test_check_waits_without_expiring_anything(rig: Any) -> None:
+    event = _native.HostEvent()
+    source = EngineMemory.whole(rig.geometry, [1]).fill()
+    task = rig.store.dump(source.ids, source.shards, source.addresses, event=event.handle)
+    started = time.monotonic()
+    assert not task.check(0.05)
+    assert time.monotonic() - started >= 0.05
+    assert task.state() == TaskState.SUBMITTED
+    event.fire()
+    assert task.check(10.0)
+    assert (task.wait() == Status.OK).all()

@@ -79,8 +79,11 @@ class Geometry:
 class Task(Protocol):
     """A submitted load or dump. Waiting twice gives the same answer."""
 
-    def check(self) -> bool:
-        """True when every shard has its final result (loads) or a free source (dumps)."""
+    def check(self, timeout_s: float = 0.0) -> bool:
+        """True when every shard has its final result (loads) or a free source (dumps).
+
+        Blocks at most ``timeout_s`` for that (GIL released); unlike ``wait``, nothing expires by it.
+        """
 
     def wait(self, timeout_s: float | None = None) -> npt.NDArray[np.uint8]:
         """Block (GIL released) and return ``uint8[N]`` of :class:`Status`, in submission order.

@@ -37,8 +37,8 @@ class NativeTask:
     def __len__(self) -> int:
         return len(self._native)
 
-    def check(self) -> bool:
-        return self._native.check()
+    def check(self, timeout_s: float = 0.0) -> bool:
+        return self._native.check(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> npt.NDArray[np.uint8]:
         out = np.empty(len(self._native), np.uint8)

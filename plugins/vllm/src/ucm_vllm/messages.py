@@ -45,12 +45,14 @@ class UcmMetadata(KVConnectorMetadata):
 
     ``preempted``: requests whose blocks the engine is about to reuse: their saves must not read any
     more. ``finishing``: requests whose blocks the engine holds until this worker reports them sent.
+    ``idle``: this step computes nothing.
     """
 
     loads: list[TransferOp] = field(default_factory=list)
     saves: list[TransferOp] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
+    idle: bool = False
 
 
 def _merge(mine: dict[int, Rows], theirs: dict[int, Rows]) -> None:

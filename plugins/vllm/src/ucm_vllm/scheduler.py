@@ -288,6 +288,7 @@ class SchedulerSide:
         if self._retries:
             self._take_over()
         meta, self._meta = self._meta, UcmMetadata()
+        meta.idle = not output.num_scheduled_tokens
         return meta
 
     def _preempted(self, request_id: str) -> None:

@@ -1,7 +1,7 @@
 """Worker side: moves the bytes of this rank's coordinates and reports what became of them.
 
 Called by the model runner from one thread, once per step, in the order of the connector interface.
-Nothing here waits except ``drain_preempted`` (bounded): tasks are submitted and polled. Every load and
+Tasks are submitted and polled; only ``drain_preempted`` and idle steps wait, bounded. Every load and
 save operation is reported exactly once, whatever happens to it:
 
 * a load: in ``finished`` (request id), with the blocks that did not arrive, and with its bad rows;
@@ -33,6 +33,8 @@ _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
 #: Longest the engine waits at a preemption for copies out of the blocks it wants back. Past it the
 #: copies are fenced: those blocks are not saved, which costs a later miss, never a wrong byte.
 PREEMPT_WAIT_S = 1.0
+#: Longest an idle engine step waits for a load to end; a new request arrives at most this much later.
+IDLE_WAIT_S = 0.002
 #: Grace past the store's own deadline before a task that never ended is fenced from here.
 DEADLINE_SLACK_S = 5.0
 
@@ -101,12 +103,14 @@ class WorkerSide:
         #: Saves per request whose source may still be read.
         self._reading: dict[str, int] = {}
         self._finishing: set[str] = set()
+        self._idle = False
         self._report = _Report()
 
     # -- loads -------------------------------------------------------------------------------------
 
     def start_loads(self, meta: UcmMetadata) -> None:
         """Submit one task per request and coordinate. Returns at once."""
+        self._idle = meta.idle
         for op in meta.loads:
             rows = np.arange(len(op.blocks))
             parts = [self._submit(lane, op, rows, load=True) for lane in self._lanes]
@@ -137,6 +141,14 @@ class WorkerSide:
                 error,
             )
             return _Part(lane, rows, None)
+
+    def _await_first_load(self) -> None:
+        """A step that computes nothing waits a moment for the oldest load instead of spinning: vLLM
+        would run the next empty step at once and burn the core that the copies need."""
+        until = time.monotonic() + IDLE_WAIT_S
+        for part in next(iter(self._loads.values())).parts:
+            if part.task is not None:
+                part.task.check(max(0.0, until - time.monotonic()))
 
     def _poll_loads(self) -> None:
         now = time.monotonic()
@@ -274,6 +286,8 @@ class WorkerSide:
     def poll(self) -> tuple[set[str], set[str]]:
         """(sent, received): requests whose held blocks are free, and whose loads have ended."""
         if self._loads:
+            if self._idle:
+                self._await_first_load()
             self._poll_loads()
         if self._saves:
             self._poll_saves()

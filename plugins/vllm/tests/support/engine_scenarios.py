@@ -116,8 +116,8 @@ class SlowTask:
         self._task = task
         self._gate = gate
 
-    def check(self) -> bool:
-        return not self._gate.held and self._task.check()
+    def check(self, timeout_s: float = 0.0) -> bool:
+        return not self._gate.held and self._task.check(timeout_s)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._task, name)
@@ -297,8 +297,8 @@ class _LateTask:
             self._given_up = self._task is None
         return self._task
 
-    def check(self) -> bool:
-        return self._given_up or (self._task is not None and self._task.check())
+    def check(self, timeout_s: float = 0.0) -> bool:
+        return self._given_up or (self._task is not None and self._task.check(timeout_s))
 
     def wait(self, timeout_s: float | None = None) -> Any:
         task = self._settled(timeout_s)

@@ -49,7 +49,9 @@ class MemoryTask:
         self.durable = True
 
     # the contract
-    def check(self) -> bool:
+    def check(self, timeout_s: float = 0.0) -> bool:
+        if timeout_s:
+            self.store.patience.append(timeout_s)
         return bool((self.results != Status.PENDING).all())
 
     def wait(self, timeout_s: float | None = None) -> np.ndarray:
@@ -118,6 +120,7 @@ class MemoryStore:
         self.staged: dict[bytes, list[bytes | None]] = {}
         self.tasks: list[MemoryTask] = []
         self.waits: list[float | None] = []
+        self.patience: list[float] = []
         self.lookups = 0
         self.lookup_delay_s = 0.0
         self.closed = False

@@ -233,3 +233,22 @@ def test_late_results_of_a_load_that_timed_out(engine, manual: World) -> None:
     assert "a" in e.finished
     assert e.counted["load_failed_blocks|timeout"] == 3
     _settle(e)
+
+
+def test_only_idle_steps_wait_for_a_load_and_only_a_moment(engine, manual: World) -> None:
+    """An engine with nothing else to do must not spin; one that computes must not be held up."""
+    tokens = prompt(1, 200)
+    _seeded(manual, engine, tokens)
+    e = engine()
+    store = e.store
+    e.add("a", tokens, max_tokens=1)
+    e.step()
+    e.step()
+    assert store.patience, "an empty step went on at once"
+    assert max(store.patience) <= 0.002
+    e.add("b", prompt(2, 200), max_tokens=4)
+    store.patience.clear()
+    e.step()
+    e.step()
+    assert store.patience == [], "a step that computes waited for another request's load"
+    _settle(e)
