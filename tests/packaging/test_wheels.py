@@ -53,7 +53,7 @@ def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*install, "-c", ROOT / "dev" / "requirements.lock", *third_party())
     env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     env["PIP_CONFIG_FILE"] = os.devnull
-    run(*install, "--no-index", "--find-links", wheels, "ucm-core[vllm,cli]", env=env)
+    run(*install, "--no-index", "--find-links", wheels, "ucm-core[vllm]", env=env)
     return folder / "bin"
 
 
@@ -108,18 +108,26 @@ def test_native_library_is_self_contained(wheels: Path, tmp_path: Path) -> None:
     assert not [n for n in exported if re.match(r"(SHA|EVP|OPENSSL|CRYPTO|io_uring|XXH)", n)]
 
 
-def test_everything_imports(site: Path) -> None:
-    modules = sorted(
+def modules_of_the_tree() -> list[str]:
+    """Every module but the adapter's, which import vLLM (see the engine tests)."""
+    found = sorted(
         ".".join((name, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
         for name, folder in SOURCES.items()
-        if name != "ucm_vllm"  # its other modules import vLLM; see the engine tests
+        if name != "ucm_vllm"
         for path in folder.rglob("*.py")
     )
-    modules += ["ucm_vllm", "ucm_vllm.register", "ucm_core._native"]
+    return [*found, "ucm_vllm", "ucm_vllm.register", "ucm_core._native"]
+
+
+def import_all(site: Path, modules: list[str]) -> None:
     code = (
         "import importlib, json, sys\nfor m in json.loads(sys.argv[1]): importlib.import_module(m)"
     )
     run(site / "python", "-I", "-c", code, json.dumps(modules))
+
+
+def test_everything_imports(site: Path) -> None:
+    import_all(site, [m for m in modules_of_the_tree() if not m.startswith("ucm_core.testing.")])
 
 
 def test_plugins_load_and_the_command_works(site: Path) -> None:
@@ -152,3 +160,11 @@ def test_core_works_alone(site: Path, wheels: Path) -> None:
     finally:
         ours = [wheel_of(wheels, name) for name in ("ucm_vllm", "ucm_backend_posix")]
         run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *ours)
+
+
+def test_conformance_kit_imports_with_its_extra(site: Path) -> None:
+    """Last here: it adds pytest and hypothesis to the environment that was empty."""
+    lock = ROOT / "dev" / "requirements.lock"
+    pip = (site / "python", "-m", "pip", "install", "--quiet", "--no-input")
+    run(*pip, "-c", lock, "pytest", "hypothesis")
+    import_all(site, [m for m in modules_of_the_tree() if m.startswith("ucm_core.testing")])

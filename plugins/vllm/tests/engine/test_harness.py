@@ -19,10 +19,10 @@ def _job(**changes: object) -> EngineJob:
 
 def test_a_hung_engine_is_killed_at_its_deadline_with_its_stacks(engines: EnginePool) -> None:
     started = time.monotonic()
-    result = engines.run(_job(scenario="engine_scenarios:hang", timeout_s=15.0))
+    result = engines.run(_job(scenario="engine_scenarios:hang", timeout_s=30.0))
     assert result.timed_out
     assert not result.ok
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 90
     assert "in hang" in result.log  # the stack of the thread that hung
     assert processes_of_session(result.pid) == []
 
