@@ -35,10 +35,18 @@ def test_vllm_serve_with_one_option_hits_after_a_restart(
             hits.append(metrics["vllm:external_prefix_cache_hits_total"])
             assert "ucm:ucm_hit_tokens_total" in metrics
             assert server.stop() == 0
-            assert server.alive() == []
+            assert _all_gone(server)
     assert hits[0] < PREFIX
     assert hits[1] >= PREFIX
     assert objects(tmp_path / "cache" / "ucm" / "kv")
+
+
+def _all_gone(server: VllmServer, within_s: float = 15.0) -> bool:
+    """Every process of the server's tree has ended, soon after its first one did."""
+    deadline = time.monotonic() + within_s
+    while server.alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return server.alive() == []
 
 
 def test_a_refused_configuration_ends_the_whole_process_tree(
@@ -55,12 +63,10 @@ def test_a_refused_configuration_ends_the_whole_process_tree(
     log = tmp_path / "serve.log"
     with VllmServer(engine_python, checkpoint("qwen3"), arguments, log) as server:
         code = server.wait_exit(180)
-        ended = time.monotonic()
-        while server.alive() and time.monotonic() - ended < 15:
-            time.sleep(0.1)
-        assert server.alive() == []
+        assert _all_gone(server)
         assert code != 0
-        last = "\n".join(server.log().splitlines()[-60:])
+        # vLLM's front end prints two tracebacks of its own after the one that names the reason.
+        last = "\n".join(server.log().splitlines()[-160:])
     assert "posix_capacity_gb" in last
     assert "storage_backend" in last, "every problem is listed at once"
 

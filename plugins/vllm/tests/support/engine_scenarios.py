@@ -312,6 +312,19 @@ class _LateTask:
             return np.full(self._rows, Status.TIMEOUT, np.uint8)
         return task.wait_durable(timeout_s)
 
+    def durable_results(self) -> Any:
+        if self._given_up:
+            return np.full(self._rows, Status.TIMEOUT, np.uint8)
+        if self._task is None:
+            return np.full(self._rows, Status.PENDING, np.uint8)
+        return self._task.durable_results()
+
+    def errnos(self) -> Any:
+        return np.zeros(self._rows, np.int32) if self._task is None else self._task.errnos()
+
+    def durable_errnos(self) -> Any:
+        return np.zeros(self._rows, np.int32) if self._task is None else self._task.durable_errnos()
+
     def state(self) -> TaskState:
         if self._given_up:
             return TaskState.FAILED

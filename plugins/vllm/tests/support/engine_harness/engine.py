@@ -87,7 +87,10 @@ def run_round(llm: Any, spec: Round) -> list[Output]:
     if spec.before:
         resolve(spec.before)(llm, **spec.before_args)
     if spec.reset_local and not llm.reset_prefix_cache():
-        raise RuntimeError("vLLM refused to reset its prefix cache: blocks are still in use")
+        # An idle engine does not collect finished saves, so their blocks are still held.
+        resolve("engine_scenarios:settle")(llm)
+        if not llm.reset_prefix_cache():
+            raise RuntimeError("vLLM refused to reset its prefix cache: blocks are still in use")
     params = SamplingParams(
         max_tokens=spec.max_tokens,
         temperature=0.0,
