@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ucm_core.config.load import load_config
 from ucm_core.errors import UnsupportedError
 from ucm_vllm.messages import UcmMetadata
 from ucm_vllm.startup import open_deployment
@@ -71,6 +72,16 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         cls, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, role: KVConnectorRole
     ) -> Deployment:
         return open_deployment(vllm_config, kv_cache_config, role.name.lower())
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """False: no load or save hangs on a layer's call.
+
+        Where CUDA graphs exist vLLM asks while it reads its arguments, before any process starts: a
+        wrong configuration is refused there, with its reason as the last words.
+        """
+        load_config(extra_config)
+        return False
 
     # -- both sides --------------------------------------------------------------------------------
 

@@ -229,6 +229,14 @@ def test_all_configuration_mistakes_are_listed(configs) -> None:
     assert "block_tokens" in str(refused.value)
 
 
+def test_a_wrong_configuration_is_refused_while_vllm_reads_its_arguments() -> None:
+    """B25: before any process exists, where vLLM asks (it does when CUDA graphs are in use)."""
+    assert not UCMConnector.requires_piecewise_for_cudagraph(_pipeline("Fake"))
+    assert not UCMConnector.requires_piecewise_for_cudagraph({})
+    with pytest.raises(ConfigError, match="tiemout"):
+        UCMConnector.requires_piecewise_for_cudagraph(_pipeline("Fake", tiemout=3))
+
+
 def test_a_refusal_opens_nothing(configs, tmp_path: Path, monkeypatch) -> None:
     """B25: nothing exists yet when a deployment is refused: no directory, no thread, no buffer."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

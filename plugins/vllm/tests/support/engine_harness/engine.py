@@ -118,10 +118,13 @@ def run_round(llm: Any, spec: Round) -> list[Output]:
 
 
 def _run(job: EngineJob, result: EngineResult) -> None:
-    from vllm import LLM
-
     if job.setup:
         resolve(job.setup)()
+    if not job.model:
+        result.extra = resolve(job.scenario or "")(None, **job.scenario_args)
+        return
+    from vllm import LLM
+
     arguments: dict[str, Any] = {**DEFAULT_ENGINE, **job.engine, "model": job.model}
     if job.connector is not None:
         arguments["kv_transfer_config"] = job.connector

@@ -38,6 +38,7 @@ class Round:
 class EngineJob:
     """One engine process: how to build it and the rounds of prompts to run."""
 
+    #: Path of the checkpoint; empty: no engine, only the scenario, called with None.
     model: str
     rounds: list[Round] = field(default_factory=list)
     #: The engine's ``kv_transfer_config``, or None for a run without a connector.
