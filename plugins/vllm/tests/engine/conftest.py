@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.engine)
             # The first test also pays for the warm import; each engine has a deadline of its own.
-            item.add_marker(pytest.mark.timeout(420))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(420))
 
 
 @pytest.fixture(scope="session")

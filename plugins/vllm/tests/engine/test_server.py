@@ -1,0 +1,74 @@
+"""`vllm serve` with one option and nothing else, and with a configuration that is refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine_cases import CORPUS, Truth, checkpoint
+from engine_harness.server import VllmServer
+from engine_harness.tamper import objects
+
+#: Two cold starts of a whole server.
+pytestmark = pytest.mark.timeout(700)
+
+ONE_OPTION = '{"kv_connector":"UCMConnector","kv_role":"kv_both"}'
+SERVE = ["--skip-tokenizer-init", "--enforce-eager", "--dtype", "float32"]
+SERVE += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20)]
+#: The shared prefix in whole blocks of 128, vLLM's own choice on the CPU.
+WHOLE = 256
+
+
+def _all_gone(server: VllmServer, within_s: float = 15.0) -> bool:
+    """Every process of the server's tree has ended, soon after its first one did."""
+    deadline = time.monotonic() + within_s
+    while server.alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return server.alive() == []
+
+
+def test_one_option_and_a_restart(
+    engine_python: str, tmp_path: Path, truth: Callable[[str], Truth]
+) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    arguments = [*SERVE, "--kv-transfer-config", ONE_OPTION]
+    hits = []
+    for start in ("first", "second"):
+        log = tmp_path / f"{start}.log"
+        with VllmServer(engine_python, checkpoint("qwen3"), arguments, log, env) as server:
+            server.wait_ready()
+            for index in (0, 1):
+                assert server.complete(CORPUS[index], 12) == truth("qwen3").cold[index]
+            metrics = server.metrics()
+            hits.append(metrics["vllm:external_prefix_cache_hits_total"])
+            assert metrics["ucm:ucm_hit_tokens_total"] == hits[-1]
+            assert server.stop() == 0
+            assert _all_gone(server)
+    assert hits == [0, WHOLE]
+    assert objects(tmp_path / "cache" / "ucm" / "kv")
+
+
+def test_a_refused_configuration_ends_the_whole_process_tree(
+    engine_python: str, tmp_path: Path
+) -> None:
+    """B25: the reason is in the last lines, the exit code is not 0, nothing lives on."""
+    kv = (
+        '{"kv_connector":"UCMConnector","kv_role":"kv_both","kv_connector_extra_config":'
+        '{"ucm_connectors":[{"ucm_connector_name":"UcmPipelineStore","ucm_connector_config":'
+        f'{{"store_pipeline":"Posix","storage_backends":"{tmp_path}/kv",'
+        '"posix_capacity_gb":-5,"storage_backend":"x"}}]}}'
+    )
+    arguments = [*SERVE, "--kv-transfer-config", kv]
+    log = tmp_path / "serve.log"
+    with VllmServer(engine_python, checkpoint("qwen3"), arguments, log) as server:
+        code = server.wait_exit(180)
+        assert _all_gone(server)
+        assert code != 0
+        # vLLM's front end prints two tracebacks of its own after the one that names the reason.
+        last = "\n".join(server.log().splitlines()[-160:])
+    assert "posix_capacity_gb" in last
+    assert "storage_backend" in last, "every problem is listed at once"
+    assert not (tmp_path / "kv").exists(), "a refused start leaves nothing behind"
