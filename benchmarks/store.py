@@ -118,13 +118,15 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
             cache_buffer_capacity_gb=2 * shape.total_bytes / 2**30,
         ) as cached,
     ):
-        files = _FileLoads(store, work, ours, scratch / "files")
+        files = _FileLoads(store, work, ours, raw_dir)
         series = interleave(
             {
                 "dump": files.dump,
                 "cold load": lambda: files.load(store),
                 "cold load, cache": lambda: files.load(cached),
-                "raw write": lambda: limits.run("write_files", dir=raw_dir, preallocate=0, **raw),
+                "raw write": lambda: limits.run(
+                    "write_files", dir=files.new_directory(), preallocate=0, keep=1, **raw
+                ),
                 "raw read": lambda: limits.run("read_one_file", path=raw_dir / "one", **raw),
                 "raw read of files": lambda: limits.run(
                     "read_files", list=files.listing(), io_bytes=raw["io_bytes"], depth=raw["depth"]
@@ -132,7 +134,7 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
             },
             rounds=rounds,
         )
-    (raw_dir / "one").unlink()
+    shutil.rmtree(raw_dir)
     shutil.rmtree(ours)
     read, write = series["raw read"], series["raw write"]
     rows = [
@@ -146,8 +148,10 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
     note = f"{shape.note}. O_DIRECT, depth {raw['depth']}; the disk's own noise shows as spread."
     report.table(Table(f"Files, {shape.name}", COLUMNS, rows, note))
     if shape.name == TARGET_SHAPE:
-        cold = 1 / wall_ratio(series["cold load"], read)
-        report.target(Target("cold load / raw O_DIRECT read, throughput", "at least", 0.85, cold))
+        for pipeline, name in (("Posix", "cold load"), ("Cache|Posix", "cold load, cache")):
+            what = f"cold load ({pipeline}) / raw O_DIRECT read, throughput"
+            cold = 1 / wall_ratio(series[name], read)
+            report.target(Target(what, "at least", 0.85, cold))
         dump = 1 / wall_ratio(series["dump"], write)
         what = "dump / create + write + rename, throughput"
         report.target(Target(what, "at least", 0.8, dump))
@@ -156,14 +160,13 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
 class _FileLoads:
     """One batch of files that is loaded again and again, and new batches that are dumped."""
 
-    def __init__(
-        self, store: NativeBlockStore, work: Workload, directory: Path, listing: Path
-    ) -> None:
+    def __init__(self, store: NativeBlockStore, work: Workload, directory: Path, raw: Path) -> None:
         self._store, self._work = store, work
         self._dumped = 0
         self._ids = work.ids(0)
         checked(self._submit(self._ids), durable=True)
-        self._list = listing
+        self._raw, self._raw_writes = raw, 0
+        self._list = raw / "list"
         names = [p for p in directory.rglob("*") if len(p.name) == 32 and p.is_file()]
         if len(names) != work.shape.objects:
             raise RuntimeError(f"{len(names)} files of {work.shape.objects} objects")
@@ -175,6 +178,14 @@ class _FileLoads:
     def listing(self) -> Path:
         return self._list
 
+    def new_directory(self) -> Path:
+        """Where the raw writes of a round go. Files of both sides stay until the end: creating after
+        deleting is slow on ext4, which looks for inodes that were not in use just before."""
+        self._raw_writes += 1
+        path = self._raw / str(self._raw_writes)
+        path.mkdir()
+        return path
+
     def load(self, store: NativeBlockStore) -> Sample:
         rows, work = self._work.rows(self._ids), self._work
         return measure(
@@ -185,11 +196,9 @@ class _FileLoads:
     def dump(self) -> Sample:
         self._dumped += 1
         ids = self._work.ids(self._dumped)
-        sample = measure(
+        return measure(
             lambda: checked(self._submit(ids), durable=True), nbytes=self._work.shape.total_bytes
         )
-        self._store.remove(ids)
-        return sample
 
 
 def row(what: str, ours: Series, limit: Series) -> list[str]:

@@ -48,9 +48,9 @@ class Table:
         lines = [f"### {self.title}", ""]
         if self.note:
             lines += [self.note, ""]
-        lines.append("| " + " | ".join(self.columns) + " |")
+        lines.append(_line(self.columns))
         lines.append("|" + "---|" * len(self.columns))
-        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        lines += [_line(row) for row in self.rows]
         return [*lines, ""]
 
     def text(self) -> str:
@@ -66,6 +66,11 @@ class Table:
             ]
             out.append("  ".join(cells).rstrip())
         return "\n".join(out)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """A row of a Markdown table; pipelines are named with the character that separates cells."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 @dataclass(slots=True)

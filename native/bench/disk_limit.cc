@@ -116,7 +116,8 @@ Report read_files(const Args& args) {
   return {meter.stop(), paths.size(), paths.size() * io_bytes};
 }
 
-/// create + write + close + rename of `count` files below `dir`; removed after the clock stopped.
+/// create + write + close + rename of `count` files below `dir`; unless kept, they are removed after
+/// the clock stopped.
 Report write_files(const Args& args) {
   const std::string dir = args.text("dir");
   const std::size_t io_bytes = args.number("io_bytes");
@@ -144,7 +145,9 @@ Report write_files(const Args& args) {
         if (rename(names[i].first.c_str(), names[i].second.c_str()) != 0) fail("rename", errno);
       });
   const Cost cost = meter.stop();
-  for (const auto& [temporary, final] : names) unlink(final.c_str());
+  if (args.number("keep") == 0) {
+    for (const auto& [temporary, final] : names) unlink(final.c_str());
+  }
   return {cost, count, count * io_bytes};
 }
 

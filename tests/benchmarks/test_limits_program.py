@@ -30,7 +30,7 @@ def test_copy_moves_every_run(limits: Limits, tmp_path: Path) -> None:
 
 def test_write_leaves_nothing_behind(limits: Limits, tmp_path: Path) -> None:
     sample = limits.run(
-        "write_files", dir=tmp_path, io_bytes=8192, count=20, depth=4, preallocate=1
+        "write_files", dir=tmp_path, io_bytes=8192, count=20, depth=4, preallocate=1, keep=0
     )
     assert sample.nbytes == 20 * 8192
     assert list(tmp_path.iterdir()) == []

@@ -54,12 +54,13 @@ def test_target_is_met_or_not(sense: str, measured: float, met: bool) -> None:
 
 def test_report_names_what_was_not_measured() -> None:
     report = Report()
-    report.table(Table("T", ("a", "b"), [("1", "2")]))
+    report.table(Table("T", ("a", "b"), [("1", "2"), ("Cache|Posix", "3")]))
     report.skip("TTFT", "no engine")
     page = report.markdown([("CPU", "a CPU")])
     assert "| a CPU |" in page
     assert "- TTFT: no engine" in page
     assert "| 1 | 2 |" in page
+    assert "| Cache\\|Posix | 3 |" in page
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
