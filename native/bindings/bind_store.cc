@@ -134,6 +134,41 @@ void bind_task(nb::module_& m) {
       });
 }
 
+/// A buffer on loan. Holds the store, so that arrays over it outlive whoever opened the store.
+struct LentHandle {
+  ForkSafe<Store> store;
+  BlockId id;
+  Lent lent;
+
+  LentHandle(ForkSafe<Store> s, const BlockId& i, Lent l) : store(std::move(s)), id(i), lent(l) {}
+  LentHandle(const LentHandle&) = delete;
+  LentHandle& operator=(const LentHandle&) = delete;
+  ~LentHandle() { store->give_back(lent.handle); }
+};
+
+void bind_lent(nb::module_& m) {
+  using Array = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>>;
+  nb::class_<LentHandle>(m, "LentBuffer", "A buffer on loan; see Store::lend in ucm/store.h")
+      .def_prop_ro(
+          "array",
+          [](LentHandle& h) {
+            const Geometry& g = h.store->geometry();
+            const auto stride = static_cast<std::int64_t>(g.shard_stride());
+            return Array(h.lent.data, {g.shard_count, g.shard_bytes}, nb::find(h), {stride, 1});
+          },
+          nb::rv_policy::reference)
+      .def("donate",
+           [](LentHandle& h) {
+             std::shared_ptr<Task> task;
+             {
+               const nb::gil_scoped_release release;
+               task = h.store->donate(h.id, h.lent.handle);
+             }
+             return TaskHandle{std::move(task)};
+           })
+      .def("give_back", [](LentHandle& h) { h.store->give_back(h.lent.handle); });
+}
+
 void bind_store_class(nb::module_& m) {
   nb::class_<StoreHandle>(m, "Store", "The native store; see ucm/store.h")
       .def(
@@ -243,6 +278,16 @@ void bind_store_class(nb::module_& m) {
           },
           nb::arg("ids").noconvert())
       .def(
+          "lend",
+          [](const StoreHandle& h, const IdArray& ids) -> nb::object {
+            if (ids.shape(0) != 1) throw nb::value_error("lend: one id");
+            const BlockId id = id_span(ids)[0];
+            const Lent lent = h.store->lend(id);
+            if (lent.data == nullptr) return nb::none();
+            return nb::cast(new LentHandle(h.store, id, lent), nb::rv_policy::take_ownership);
+          },
+          nb::arg("ids").noconvert())
+      .def(
           "discard",
           [](const StoreHandle& h, const IdArray& ids) {
             const auto span = id_span(ids);
@@ -299,6 +344,7 @@ void translate(const std::exception_ptr& error, void*) {
 void bind_store(nb::module_& m) {
   nb::register_exception_translator(translate);
   bind_task(m);
+  bind_lent(m);
   bind_store_class(m);
 }
 

@@ -18,5 +18,6 @@ from .stages import Stage as Stage
 from .stages import canary_stage as canary_stage
 from .stages import empty_stage as empty_stage
 from .stages import staging_tier as staging_tier
+from .store import LentBuffer as LentBuffer
 from .store import Store as Store
 from .store import Task as Task

@@ -115,6 +115,22 @@ class Task(Protocol):
         """Open shards become ``CANCELLED``; fenced like a timeout."""
 
 
+class Buffer(Protocol):
+    """The store's own buffer of one object, on loan to be filled in place."""
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        """``uint8[shard_count, shard_bytes]``, rows not adjacent. Raises ValueError once it is not on
+        loan any more: arrays taken before must not be used then either."""
+
+    def donate(self) -> Task:
+        """Every byte is in place: hand the buffer over, without a copy. A task of one row, as ``commit``
+        returns; ``MISS`` when the object was discarded or expired meanwhile. Only once."""
+
+    def give_back(self) -> None:
+        """Nothing will come: nothing is published. Giving back twice is fine."""
+
+
 class BlockStore(Protocol):
     """One pipeline bound to one geometry."""
 
@@ -153,8 +169,18 @@ class BlockStore(Protocol):
     def commit(self, ids: Ids) -> Task:
         """Publish objects dumped with ``EXPLICIT``; one row per id."""
 
+    def lend(self, ids: Ids) -> Buffer | None:
+        """The buffer of the object ``ids`` (``uint8[1, 16]``), for bytes that are produced in place.
+
+        None when there is no room now, or the object is being dumped or is in host memory already:
+        ``dump`` it. Never waits. What is not donated within ``timeout_ms`` is a miss.
+        """
+
     def discard(self, ids: Ids) -> None:
         """Throw away objects dumped with ``EXPLICIT`` and not committed."""
+
+    def remove(self, ids: Ids) -> None:
+        """Remove stored objects from every tier (healing, retention). Unknown ids are fine."""
 
     def stats(self) -> dict[str, int]:
         """Counters of the store and its stages, flat, ``<stage>.<name>``."""

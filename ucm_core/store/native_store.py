@@ -82,6 +82,33 @@ class NativeTask:
         return statuses, errnos
 
 
+class NativeBuffer:
+    """The buffer of one object, on loan (see :class:`ucm_core.store.contract.Buffer`). One thread at a
+    time. Dropping it gives it back; arrays over it stay valid memory, and nobody else's, until then."""
+
+    __slots__ = ("_native", "_open")
+
+    def __init__(self, native: _native.LentBuffer) -> None:
+        self._native = native
+        self._open = True
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]:
+        if not self._open:
+            raise ValueError("this buffer was donated or given back: it is not yours any more")
+        return self._native.array
+
+    def donate(self) -> NativeTask:
+        if not self._open:
+            raise ValueError("this buffer was donated or given back already")
+        self._open = False
+        return NativeTask(self._native.donate())
+
+    def give_back(self) -> None:
+        self._open = False
+        self._native.give_back()
+
+
 def _expect(name: str, array: Any, dtype: npt.DTypeLike, shape: tuple[int | None, ...]) -> None:
     """Raise unless ``array`` is a C-contiguous ndarray of ``dtype`` and ``shape`` (None: any)."""
     if not isinstance(array, np.ndarray):
@@ -183,6 +210,11 @@ class NativeBlockStore:
     def commit(self, ids: Ids) -> NativeTask:
         _expect("ids", ids, np.uint8, (None, 16))
         return NativeTask(self._native.commit(ids))
+
+    def lend(self, ids: Ids) -> NativeBuffer | None:
+        _expect("ids", ids, np.uint8, (1, 16))
+        lent = self._native.lend(ids)
+        return None if lent is None else NativeBuffer(lent)
 
     def discard(self, ids: Ids) -> None:
         _expect("ids", ids, np.uint8, (None, 16))

@@ -107,6 +107,13 @@ struct Rows {
   std::span<const std::uint64_t> addresses;
 };
 
+/// The buffer of one object that is not stored yet, lent to the caller: see Store::lend.
+struct Lent {
+  std::byte* data =
+      nullptr;  ///< Geometry::object_bytes(), shard i at shard_offset(i); null: refused
+  std::uint64_t handle = 0;
+};
+
 class StoreCore;
 
 class Store {
@@ -140,6 +147,17 @@ class Store {
   std::shared_ptr<Task> commit(std::span<const BlockId> ids);
   /// Throw away open objects (published ones stay); their open rows become kCancelled.
   void discard(std::span<const BlockId> ids);
+  /// Lend the buffer of a new object, so that its bytes are produced in place and nothing is copied.
+  /// The caller writes every shard and ends with exactly one donate() or give_back(); until then
+  /// `data` stays valid and nobody else's, also after close() and after the id was discarded or
+  /// expired (open_age). Refused (null) without room, or while the id is being dumped or is whole in
+  /// the tier: dump() it then. Never waits. At most one lent buffer an id.
+  Lent lend(const BlockId& id);
+  /// The bytes are complete: publish the object, as a commit of one row does. kMiss: it expired or
+  /// was discarded meanwhile. The caller touches the buffer no more.
+  std::shared_ptr<Task> donate(const BlockId& id, std::uint64_t handle);
+  /// Take a lent buffer back unused. A handle that was given back already is fine.
+  void give_back(std::uint64_t handle) noexcept;
   /// Remove stored objects from every tier (healing, `ucm clear`).
   void remove(std::span<const BlockId> ids);
 

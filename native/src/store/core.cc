@@ -117,7 +117,7 @@ void StoreCore::arm(Clock::time_point when) noexcept {
 
 bool StoreCore::idle_locked() const noexcept {
   return load_queue_.empty() && prefetch_queue_.empty() &&
-         running_free_.size() == running_.size() && pool_free_.size() == pool_.size();
+         running_free_.size() == running_.size() && pool_free_.size() + lent_ == pool_.size();
 }
 
 /// Start what was waiting for room: loads, then dumps, then prefetches.
@@ -269,7 +269,7 @@ void StoreCore::give_up_queued(Actions& actions) noexcept {
   // Open objects that nothing submitted can complete any more.
   for (DumpObject* object = open_.front(); object != nullptr;) {
     DumpObject* const next = open_.after(object);
-    bool pending = object->copying != 0;
+    bool pending = object->copying != (object->lent ? 1U : 0U);
     for (Unit* u = object->units.front(); u != nullptr && !pending; u = object->units.after(u)) {
       pending = any_open(*u);
     }
@@ -356,6 +356,7 @@ void StoreCore::gauges(std::map<std::string, std::uint64_t>& out) const {
   out["store.prefetches_waiting"] = prefetch_queue_.size();
   out["store.dumps_waiting"] = waiting_.size();
   out["store.objects_open"] = open_.size();
+  out["store.buffers_lent"] = lent_;
   out["store.objects_writing"] = writing_.size() + retry_.size();
   out["store.buffers_quarantined"] = quarantined;
 }

@@ -40,6 +40,7 @@ struct DumpObject {
   State state = State::kFree;
   bool explicit_mode = false;
   bool committed = false;
+  bool lent = false;        ///< its buffer is the caller's; counts as one row being copied
   bool published = false;   ///< visible in the tier, ends with release instead of abort
   std::uint32_t index = 0;  ///< in the pool; with `generation` the cookie of its write
   std::uint32_t generation = 1;
@@ -92,6 +93,9 @@ class StoreCore final : public ReadSink,
   /// Returns the rows whose object is not open here; the caller finishes them.
   std::vector<std::uint32_t> submit_commit(const std::shared_ptr<TaskImpl>& task);
   void discard(std::span<const BlockId> ids);
+  Lent lend(const BlockId& id);
+  /// Ends a loan. True: the object is complete and waits for its commit.
+  bool end_loan(std::uint64_t handle, bool filled) noexcept;
   void rows_lost(TaskImpl& task, Status why) noexcept;
   std::uint64_t close(std::chrono::milliseconds timeout);
 
@@ -194,6 +198,7 @@ class StoreCore final : public ReadSink,
   std::deque<DumpObject> pool_;  // addresses are stable; grows to waiting_depth + slots at most
   std::vector<DumpObject*> pool_free_;
   std::unordered_map<BlockId, DumpObject*, BlockIdHash> objects_;
+  std::size_t lent_ = 0;  // objects whose buffer is lent
   DumpList waiting_;
   DumpList open_;     // oldest activity first
   DumpList writing_;  // oldest first

@@ -57,7 +57,7 @@ DumpObject* StoreCore::new_object(const BlockId& id) {
     object->shards.resize(geometry.shard_count);
   }
   object->id = id;
-  object->explicit_mode = object->committed = object->published = false;
+  object->explicit_mode = object->committed = object->published = object->lent = false;
   object->in = object->copying = object->tries = 0;
   object->slot = {};
   std::fill(object->shards.begin(), object->shards.end(), Shard::kEmpty);
@@ -432,6 +432,52 @@ void StoreCore::dumps_lost(TaskImpl& task, Status why, Actions& actions) noexcep
       break;
     }
   }
+}
+
+Lent StoreCore::lend(const BlockId& id) {
+  const Lock lock(mu_);
+  if (closing_) throw ClosedError("the store was closed: open a new one");
+  if (find(id) != nullptr || !waiting_.empty()) return {};
+  DumpObject* const object = new_object(id);
+  const DumpClaim claim = open_object(*object);
+  if (claim != DumpClaim::kFill || object->in != 0) {
+    free_object(*object);
+    return {};
+  }
+  // From here on it is an object into which somebody copies all shards at once.
+  std::fill(object->shards.begin(), object->shards.end(), Shard::kCopying);
+  object->explicit_mode = object->lent = true;
+  object->copying = 1;
+  ++lent_;
+  const std::uint64_t handle =
+      (static_cast<std::uint64_t>(object->generation) << 32) | object->index;
+  return {object->slot.data, handle};
+}
+
+bool StoreCore::end_loan(std::uint64_t handle, bool filled) noexcept {
+  Actions actions;
+  bool whole = false;
+  {
+    const Lock lock(mu_);
+    const auto index = static_cast<std::uint32_t>(handle);
+    if (index >= pool_.size()) return false;
+    DumpObject& object = pool_[index];
+    if (object.generation != (handle >> 32) || !object.lent) return false;
+    object.lent = false;
+    --object.copying;
+    --lent_;
+    if (object.state == State::kDoomed) {
+      if (object.copying == 0) free_object(object);
+    } else if (filled) {
+      std::fill(object.shards.begin(), object.shards.end(), Shard::kIn);
+      object.in = geometry.shard_count;
+      whole = true;
+    } else {
+      drop_object(object, {Status::kCancelled, 0}, actions);
+    }
+  }
+  perform(actions);
+  return whole;
 }
 
 void StoreCore::discard(std::span<const BlockId> ids) {

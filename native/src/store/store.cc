@@ -338,6 +338,22 @@ void Store::discard(std::span<const BlockId> ids) {
   core_->discard(ids);
 }
 
+Lent Store::lend(const BlockId& id) {
+  core_->check_usable();
+  if (!core_->moves_data()) throw UnsupportedError("this store only looks up: it lends no buffers");
+  check_ids({&id, 1});
+  return core_->lend(id);
+}
+
+std::shared_ptr<Task> Store::donate(const BlockId& id, std::uint64_t handle) {
+  core_->end_loan(handle, true);
+  return commit({&id, 1});
+}
+
+void Store::give_back(std::uint64_t handle) noexcept {
+  if (::getpid() == core_->pid) core_->end_loan(handle, false);
+}
+
 void Store::remove(std::span<const BlockId> ids) {
   core_->check_usable();
   check_ids(ids);
