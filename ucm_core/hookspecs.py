@@ -16,11 +16,11 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from ucm_core.registry import EngineSpec, PipelineSpec, StageSpec
+    from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
 
 #: (major, minor) of the plugin interface. A plugin fits when its major is ours and its minor is not
 #: above ours.
-API_VERSION: tuple[int, int] = (1, 0)
+API_VERSION: tuple[int, int] = (1, 1)
 
 ENTRY_POINT_GROUP = "ucm"
 PROJECT = "ucm"
@@ -42,6 +42,11 @@ def ucm_register_pipelines(register: Callable[[PipelineSpec], None]) -> None:
 @hookspec
 def ucm_register_engines(register: Callable[[EngineSpec], None]) -> None:
     """Offer engine adapters."""
+
+
+@hookspec
+def ucm_register_retention(register: Callable[[RetentionSpec], None]) -> None:
+    """Offer rules that decide where checkpoints of recurrent states are made. Since 1.1."""
 
 
 @hookspec

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
 from ucm_core.store.contract import Geometry
+
+if TYPE_CHECKING:
+    from ucm_core.coordinator.retention import RetentionPolicy
 
 Role = Literal["worker", "scheduler", "tool"]
 
@@ -82,3 +85,13 @@ class EngineSpec:
     tested_versions: tuple[str, ...]
     turn_on: str
     notes: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSpec:
+    """A rule that decides where checkpoints are made. ``build`` is called once per deployment and
+    returns an object with the methods of ``ucm_core.coordinator.RetentionPolicy``."""
+
+    name: str
+    summary: str
+    build: Callable[[], RetentionPolicy]

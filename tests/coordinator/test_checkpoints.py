@@ -7,16 +7,15 @@ import threading
 import numpy as np
 import pytest
 
-from ucm_core.coordinator.checkpoints import CheckpointDirectory, new_positions
+from ucm_core.coordinator.checkpoints import CheckpointDirectory
 from ucm_core.identity import ContentChain
-from ucm_core.spec import GroupSpec, Kind, Retention
+from ucm_core.spec import GroupSpec, Kind
 
 GRAIN = 16
 
 
-def row(grid: int = GRAIN, **retention: int | bool | None) -> GroupSpec:
-    kept = Retention(**retention)  # type: ignore[arg-type]
-    return GroupSpec("s", Kind.SNAPSHOT, (0,), grid, 8, retention=kept)
+def row(grid: int = GRAIN) -> GroupSpec:
+    return GroupSpec("s", Kind.SNAPSHOT, (0,), grid, 8)
 
 
 def chain(tokens: range) -> ContentChain:
@@ -28,18 +27,6 @@ def chain(tokens: range) -> ContentChain:
 def fill(directory: CheckpointDirectory, c: ContentChain, *positions: int) -> None:
     for p in positions:
         directory.add(p, c.links[p // GRAIN - 1].tobytes())
-
-
-def test_c_interval_and_end() -> None:
-    """10000 tokens, interval 1024: {1024, ..., 9216} and the end; again: none; a branch: its end."""
-    spec = row(64, interval=1024)
-    first = new_positions(spec, 0, 10_000).tolist()
-    assert first == [*range(1024, 9217, 1024), 9984]
-    assert new_positions(spec, 9984, 10_000).tolist() == []
-    assert new_positions(spec, 4096, 5000).tolist() == [4992]
-    assert new_positions(row(64, at_end=False), 0, 5000).tolist() == []
-    # an interval that is not on the grid offers only the positions that are
-    assert new_positions(row(64, interval=96, at_end=False), 0, 400).tolist() == [192, 384]
 
 
 def test_only_this_very_prefix() -> None:

@@ -155,10 +155,22 @@ def test_prefix_answers_for_a_plain_model() -> None:
 
 
 def test_grid_positions() -> None:
-    row = ROWS["s"]
-    assert grid_positions(row, 16, 64).tolist() == [16, 32, 48]
-    assert grid_positions(row, 16, 65, above=32).tolist() == [48, 64]
-    assert grid_positions(row, 64, 129).tolist() == [64, 128]
+    assert ROWS.snapshot_grid == 16
+    assert grid_positions(16, 64).tolist() == [16, 32, 48]
+    assert grid_positions(16, 65, above=32).tolist() == [48, 64]
+    assert grid_positions(64, 129).tolist() == [64, 128]
+
+
+def test_grid_positions_of_a_long_prompt_are_bounded() -> None:
+    """The deepest half one by one, the rest evenly thinned: multiples of a power of two of the grid."""
+    found = grid_positions(64, 1_000_000, most=1024).tolist()
+    assert len(found) <= 1024 and found == sorted(set(found))
+    deepest = 999_999 // 64 * 64
+    assert found[-512:] == list(range(deepest - 511 * 64, deepest + 1, 64))
+    early = found[:-512]
+    assert len(early) > 200 and early[0] == early[1] - early[0] == 64 * 32
+    assert grid_positions(64, 1000, most=1024).tolist() == list(range(64, 1000, 64))
+    assert grid_positions(64, 1000, above=900, most=2).tolist() == [960]
 
 
 def test_short_prompt_asks_nothing() -> None:

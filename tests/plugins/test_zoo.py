@@ -72,17 +72,17 @@ ANIMALS: dict[str, tuple[str, PluginStatus, tuple[str, ...]]] = {
     "no_version": (
         "from ucm_core.hookspecs import hookimpl\n",
         PluginStatus.INCOMPATIBLE,
-        ("UCM_API_VERSION", "1.0"),
+        ("UCM_API_VERSION", "1.1"),
     ),
     "major_above": (
         "UCM_API_VERSION = (2, 0)",
         PluginStatus.INCOMPATIBLE,
-        ("plugin API 2.0", "speaks 1.0"),
+        ("plugin API 2.0", "speaks 1.1"),
     ),
     "minor_above": (
-        "UCM_API_VERSION = (1, 1)",
+        "UCM_API_VERSION = (1, 2)",
         PluginStatus.INCOMPATIBLE,
-        ("plugin API 1.1", "speaks 1.0"),
+        ("plugin API 1.2", "speaks 1.1"),
     ),
     "version_text": ("UCM_API_VERSION = '1.0'", PluginStatus.BROKEN, ("pair of integers", "'1.0'")),
     "version_bool": ("UCM_API_VERSION = (True, 0)", PluginStatus.BROKEN, ("pair of integers",)),

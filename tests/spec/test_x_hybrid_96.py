@@ -14,6 +14,7 @@ from ucm_core.spec import (
     Retention,
     SpecTable,
     Unit,
+    object_shape,
     units,
 )
 
@@ -115,7 +116,8 @@ def test_units_of_rows_that_share_tensors() -> None:
     tensors = [row.layers[i : i + 4] for i in range(0, 16, 4)]
     made = units(row, at.coordinate, tensors)
     assert len(made) == 4 + 4
-    assert [u.shard for u in made] == list(range(8))
+    assert [(u.shard, u.shards) for u in made[:5]] == [(0, 4), (4, 4), (8, 4), (12, 4), (16, 1)]
+    assert object_shape(made).shard_count == len(row.layers)
     assert sorted(i for u in made for i in u.layers) == list(row.layers)
     assert (made[0].first, made[0].last) == (row.layers[0], row.layers[3])
 

@@ -20,22 +20,6 @@ from ucm_core.spec.group import GroupSpec
 DEFAULT_CAPACITY = 65_536
 
 
-def new_positions(row: GroupSpec, computed_from: int, tokens: int) -> Positions:
-    """Where a request that computes ``(computed_from, tokens]`` should leave snapshots of ``row``.
-
-    Multiples of the row's retention interval, and the last grid position when ``at_end``. Filters
-    what an engine offers; it cannot conjure a state that the engine did not keep.
-    """
-    grid = row.block_tokens
-    wanted = set()
-    if row.retention.interval is not None:
-        step = row.retention.interval
-        wanted |= {p for p in range(step, tokens + 1, step) if p % grid == 0}
-    if row.retention.at_end:
-        wanted.add(tokens // grid * grid)
-    return np.array(sorted(p for p in wanted if p > computed_from), np.int64)
-
-
 class CheckpointDirectory:
     """Known snapshots of one row, on the grain; filled by callbacks of finished puts. Thread-safe.
 

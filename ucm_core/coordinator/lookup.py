@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -91,11 +90,23 @@ def combine(row: GroupSpec, answers: list[npt.NDArray[np.bool_]]) -> npt.NDArray
     return there
 
 
-def grid_positions(row: GroupSpec, grain: int, tokens: int, above: int = 0) -> Positions:
-    """Every position in ``(above, tokens)`` at which a snapshot on the grid can be named by a whole
-    link. For a cold directory: a restart, or another machine wrote them."""
-    step = math.lcm(row.block_tokens, grain)
-    return np.arange((above // step + 1) * step, tokens, step, dtype=np.int64)
+def grid_positions(step: int, tokens: int, above: int = 0, most: int | None = None) -> Positions:
+    """Ascending multiples of ``step`` in ``(above, tokens)``: where a snapshot may lie that no
+    directory knows of (a restart, another machine wrote it).
+
+    ``most``: of more than so many positions, the deepest half is asked one by one, and before it every
+    second, fourth, ... multiple, so that the rest of a long prompt is covered with the other half.
+    """
+    found = np.arange((above // step + 1) * step, tokens, step, dtype=np.int64)
+    if most is None or len(found) <= most:
+        return found
+    deep = found[len(found) - most // 2 :]
+    early = found[: len(found) - most // 2]
+    stride = step
+    while len(early) > most - len(deep):
+        stride *= 2
+        early = early[early % stride == 0]
+    return np.concatenate([early, deep])
 
 
 def plan_lookup(
@@ -109,8 +120,9 @@ def plan_lookup(
     """The ids that decide a hit for ``chain``, one array per store.
 
     ``skip_tokens``: do not ask about blocks that end below (the engine has them). ``positions``: per
-    snapshot row, where to ask; default every position of its grid. ``store_of``: which store holds a
-    coordinate. Sidecars and ``none`` rows are not asked for: they have no say.
+    snapshot row, where to ask; default every position that all snapshot rows can have in common.
+    ``store_of``: which store holds a coordinate. Sidecars and ``none`` rows are not asked for: they
+    have no say.
     """
     batches: dict[str, list[Ids]] = {}
     sizes: dict[str, int] = {}
@@ -130,7 +142,7 @@ def plan_lookup(
     for row in keys.table.snapshots:
         where = (positions or {}).get(row.name)
         if where is None:
-            where = grid_positions(row, keys.table.grain, chain.tokens, skip_tokens)
+            where = grid_positions(keys.table.snapshot_grid, chain.tokens, skip_tokens)
         for at in keys.of(row.name):
             add(at, chain.snapshot_ids(at.seed, where.astype(np.uint64)), 0, where)
     ids = {store: np.concatenate(arrays) for store, arrays in batches.items()}

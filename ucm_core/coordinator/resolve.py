@@ -196,9 +196,8 @@ def _load(table: SpecTable, local: int, p_star: int) -> dict[str, tuple[int, int
     windowed row only those the window still reaches."""
     ranges: dict[str, tuple[int, int]] = {}
     for row in table.chains:
-        start, stop = local // row.block_tokens, -(-p_star // row.block_tokens)
-        if row.window is not None:
-            start = max(start, max(p_star - row.window, 0) // row.block_tokens)
+        first, stop = row.needed(p_star)
+        start = max(local // row.block_tokens, first)
         ranges[row.name] = (start, stop) if p_star > local else (start, start)
     for row in table.rows:
         if row.kind is Kind.SIDECAR and row.follows in ranges:

@@ -24,7 +24,7 @@ from ucm_core.plugins.loading import (
     spec_names,
 )
 from ucm_core.plugins.report import PluginReport, PluginStatus, describe_owner
-from ucm_core.registry import EngineSpec, PipelineSpec, StageSpec
+from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
 
 if TYPE_CHECKING:
     import click
@@ -180,6 +180,18 @@ class PluginHost:
     def engines(self) -> Mapping[str, EngineSpec]:
         """Engine name -> spec, read-only."""
         return self._table("engine")
+
+    @property
+    def retentions(self) -> Mapping[str, RetentionSpec]:
+        """Name of a retention rule -> spec, read-only."""
+        return self._table("retention")
+
+    def retention(self, name: str = "default") -> RetentionSpec:
+        """The retention rule; raises ``PluginError`` as :meth:`pipeline` does."""
+        spec = self.retentions.get(name)
+        if spec is None:
+            raise PluginError(self._explain("retention", name))
+        return spec
 
     def owner(self, kind: str, name: str) -> str:
         """Who registered ``name``: ``plugin 'posix' (ucm-backend-posix 0.1.0)``."""

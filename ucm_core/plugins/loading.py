@@ -20,7 +20,7 @@ from ucm_core.errors import PluginError, PluginLoadError, PluginVersionError
 from ucm_core.names import nearest
 from ucm_core.plugins.discover import Candidate
 from ucm_core.plugins.report import describe_error
-from ucm_core.registry import EngineSpec, PipelineSpec, StageSpec
+from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
 
 Trace = Callable[[str], None]
 
@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, type]] = {
     "stage": ("ucm_register_stages", StageSpec),
     "pipeline": ("ucm_register_pipelines", PipelineSpec),
     "engine": ("ucm_register_engines", EngineSpec),
+    "retention": ("ucm_register_retention", RetentionSpec),
 }
 
 HOOK_NAMES = tuple(name for name in vars(hookspecs) if name.startswith("ucm_"))
@@ -177,6 +178,9 @@ def check_spec(spec: Any) -> None:
             )
         if not callable(spec.build):
             raise PluginLoadError(f"stage {spec.name!r}: build must be callable")
+    elif isinstance(spec, RetentionSpec):
+        if not callable(spec.build):
+            raise PluginLoadError(f"retention {spec.name!r}: build must be callable")
     elif isinstance(spec, PipelineSpec):
         stages = spec.stages
         if not isinstance(stages, tuple) or not stages or not all(map(_is_name, stages)):

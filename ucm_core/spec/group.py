@@ -79,6 +79,12 @@ class GroupSpec:
         """Bytes per token and layer; of a snapshot per state."""
         return Fraction(self.entry_bytes, self.compression)
 
+    def needed(self, position: int) -> tuple[int, int]:
+        """Blocks ``[first, stop)`` of a chain row (or its sidecar) that hold what an engine reads when it
+        continues at ``position``: all before it, or those that a window still reaches."""
+        first = 0 if self.window is None else max(position - self.window, 0) // self.block_tokens
+        return first, -(-position // self.block_tokens)
+
     @property
     def facts(self) -> GroupFacts:
         """The canonical name that goes into ids; the row's own name does not."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from ucm_core import _native
 from ucm_core.identity import ContentChain, Ids, ModelIdentity
 from ucm_core.spec.coordinates import Coordinate, Stages, check_stages, coordinates, whole
 from ucm_core.spec.group import GroupSpec
@@ -18,6 +21,16 @@ class SeededCoordinate:
     row: GroupSpec
     coordinate: Coordinate
     seed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotKey:
+    """What a snapshot is known by: its row, its position in tokens, and the link (32 bytes) of the
+    content chain that ends there. One id per coordinate of the row follows from it."""
+
+    group: str
+    position: int
+    link: bytes
 
 
 class KeySpace:
@@ -59,3 +72,13 @@ class KeySpace:
         """``uint8[k, 16]``: ids of the row's blocks ``[start, stop)`` (in blocks of the row)."""
         per_block = at.row.block_tokens // self.table.grain
         return chain.object_ids(at.seed, start, stop, links_per_block=per_block)
+
+    def snapshot_ids(self, key: SnapshotKey) -> Ids:
+        """``uint8[k, 16]``: the ids of one snapshot, in the order of :meth:`of`."""
+        seeds = [at.seed for at in self.of(key.group)]
+        ids: Ids = np.empty((len(seeds), 16), np.uint8)
+        link = np.frombuffer(key.link, np.uint8).reshape(1, 32)
+        where = np.array([key.position], np.uint64)
+        for i, seed in enumerate(seeds):
+            _native.hash.snapshot_ids(seed, link, where, ids[i : i + 1])
+        return ids

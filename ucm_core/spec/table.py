@@ -24,10 +24,12 @@ class SpecTable:
     __slots__ = (
         "_by_name",
         "chains",
+        "checkpoint_grid",
         "common_grid",
         "grain",
         "num_layers",
         "rows",
+        "snapshot_grid",
         "snapshots",
         "warnings",
     )
@@ -48,6 +50,11 @@ class SpecTable:
         self.snapshots = tuple(row for row in self.rows if row.kind is Kind.SNAPSHOT)
         #: Tokens: least common multiple of the voting rows' blocks, 1 without any.
         self.common_grid = math.lcm(*(row.block_tokens for row in self.chains))
+        #: Tokens: positions that every snapshot row and a whole link can have.
+        self.snapshot_grid = math.lcm(grain, *(row.block_tokens for row in self.snapshots))
+        #: Tokens: of these, those at which chain blocks end too: a checkpoint elsewhere is out of
+        #: reach for a request that shares no more than whole blocks.
+        self.checkpoint_grid = math.lcm(self.snapshot_grid, self.common_grid)
         #: What is legal but costs hits; to be logged once at start.
         self.warnings = tuple(check.warnings(self.rows))
 
