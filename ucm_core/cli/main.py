@@ -10,6 +10,7 @@ import click
 from ucm_core import __version__
 from ucm_core.cli.config import config_command
 from ucm_core.cli.plugins import plugins_command
+from ucm_core.cli.spec import spec_command
 from ucm_core.errors import UcmError
 from ucm_core.plugins import PluginHost
 
@@ -20,10 +21,11 @@ def build_cli() -> click.Group:
     @click.group(context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(__version__, prog_name="ucm")
     def cli() -> None:
-        """Look at a UCM installation: its plugins and its configuration."""
+        """Look at a UCM installation, and plan what a model will keep."""
 
     cli.add_command(plugins_command)
     cli.add_command(config_command)
+    cli.add_command(spec_command)
     return cli
 
 

@@ -90,21 +90,23 @@ def _follows(row: GroupSpec, by_name: Mapping[str, GroupSpec]) -> Iterator[str]:
 
 
 def _coverage(rows: Sequence[GroupSpec], part: str, count: int) -> Iterator[str]:
-    """Each layer is in exactly one row; a sidecar may lie on a layer of its source or be alone."""
-    owners: dict[int, list[str]] = {}
+    """Each layer is in some row, and nothing of it in two: a second row must keep something else of the
+    layer (a state beside KV, or data of another role), or be a sidecar."""
+    owners: dict[tuple[int, bool, str], list[str]] = {}
     sidecars: set[int] = set()
     for row in rows:
         for layer in row.layers:
             if row.kind is Kind.SIDECAR:
                 sidecars.add(layer)
             else:
-                owners.setdefault(layer, []).append(row.name)
+                what = (layer, row.kind is Kind.SNAPSHOT, row.role)
+                owners.setdefault(what, []).append(row.name)
         if len(set(row.layers)) != len(row.layers):
             yield f"row {row.name!r}: names a layer twice"
-    for layer, names in sorted(owners.items()):
+    for (layer, _, _), names in sorted(owners.items()):
         if len(names) > 1 and len(set(names)) == len(names):
             yield f"layer {layer} of {part!r} is in the rows {', '.join(names)}; it must be in one"
-    present = owners.keys() | sidecars
+    present = {layer for layer, _, _ in owners} | sidecars
     missing = [i for i in range(count) if i not in present]
     if missing:
         yield (

@@ -14,12 +14,14 @@ def cells(row: GroupSpec) -> tuple[str, ...]:
     """One row, by :data:`HEADER`."""
     stored = row.kind in STORED
     kind = row.kind.value if row.follows is None else f"{row.kind.value} of {row.follows}"
-    per = f"{float(row.bytes_per_token):g}" + (" a state" if row.kind is Kind.SNAPSHOT else "")
+    size = row.bytes_per_token
+    per = str(int(size)) if size.denominator == 1 else f"{float(size):g}"
+    per += " a state" if row.kind is Kind.SNAPSHOT else ""
     return (
         row.name,
         kind,
         str(row.block_tokens) if stored else "-",
-        f"{len(row.layers)} ({_ranges(row.layers)})",
+        f"{len(row.layers)} ({layer_ranges(row.layers)})",
         per if stored else "-",
         str(row.window) if row.window is not None else "-",
         row.rank_rule.value if stored else "-",
@@ -38,6 +40,7 @@ def describe(table: SpecTable) -> list[str]:
     return text + [f"warning: {warning}" for warning in table.warnings]
 
 
-def _ranges(layers: tuple[int, ...], shown: int = 4) -> str:
+def layer_ranges(layers: tuple[int, ...], shown: int = 4) -> str:
+    """``0-2,5``; of more than ``shown`` ranges the first ones."""
     parts = [str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in runs(layers)]
     return ",".join(parts[:shown]) + (",..." if len(parts) > shown else "")
