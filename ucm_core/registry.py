@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from ucm_core.store.contract import Geometry
-
-if TYPE_CHECKING:
-    from ucm_core.coordinator.retention import RetentionPolicy
 
 Role = Literal["worker", "scheduler", "tool"]
 
@@ -90,8 +87,9 @@ class EngineSpec:
 @dataclass(frozen=True, slots=True)
 class RetentionSpec:
     """A rule that decides where checkpoints are made. ``build`` is called once per deployment and
-    returns an object with the methods of ``ucm_core.coordinator.RetentionPolicy``."""
+    returns a ``ucm_core.coordinator.RetentionPolicy`` (named, not imported: storage backends use this
+    module too, and know no coordinator)."""
 
     name: str
     summary: str
-    build: Callable[[], RetentionPolicy]
+    build: Callable[[], Any]

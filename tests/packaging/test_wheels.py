@@ -79,7 +79,8 @@ def test_wheel_holds_exactly_the_package(wheels: Path, name: str) -> None:
     expected = {
         f"{name}/{path.relative_to(folder)}"
         for path in folder.rglob("*")
-        if (path.is_file() and path.suffix in (".py", ".pyi", ".typed")) or path.name == "py.typed"
+        if (path.is_file() and path.suffix in (".py", ".pyi", ".yaml", ".typed"))
+        or path.name == "py.typed"
     }
     compiled = {n for n in inside if n.endswith(".so")}
     assert inside - info - compiled == expected
