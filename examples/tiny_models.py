@@ -131,6 +131,51 @@ MODELS: dict[str, ModelRecipe] = {
         },
         seed=13,
     ),
+    # Sliding windows of 128 tokens beside full attention: two of them a full layer, every other layer.
+    "gemma3": ModelRecipe(
+        "gemma3",
+        {
+            **{k: v for k, v in _COMMON.items() if k not in ("rope_theta", "hidden_act")},
+            **_GQA,
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "hidden_activation": "gelu_pytorch_tanh",
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 128,
+            "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+            },
+        },
+        seed=19,
+    ),
+    "gpt_oss": ModelRecipe(
+        "gpt_oss",
+        {
+            **{k: v for k, v in _COMMON.items() if k != "rope_theta"},
+            **_GQA,
+            "model_type": "gpt_oss",
+            "architectures": ["GptOssForCausalLM"],
+            "attention_bias": True,
+            "intermediate_size": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 2.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        seed=23,
+    ),
     # 40 M parameters: big enough that skipping a prefill shows on a clock.
     "demo": ModelRecipe(
         "llama",
@@ -192,13 +237,56 @@ def _latent_attention(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecip
     yield _linear(f"{prefix}.o_proj", hidden, heads * v_dim, 6.0)
 
 
+def _gemma_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    """Scales are stored as their distance from 1; each half is normalised again after it ran."""
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    yield _norm(f"{prefix}.input_layernorm", hidden, 0.0)
+    yield _norm(f"{prefix}.post_attention_layernorm", hidden, 2.0)
+    yield _norm(f"{prefix}.pre_feedforward_layernorm", hidden, 0.0)
+    yield _norm(f"{prefix}.post_feedforward_layernorm", hidden, 0.0)
+    for name, heads in (("q", c["num_attention_heads"]), ("k", c["num_key_value_heads"])):
+        yield _linear(f"{prefix}.self_attn.{name}_proj", heads * dim, hidden)
+        yield _norm(f"{prefix}.self_attn.{name}_norm", dim, 1.0)
+    yield _linear(f"{prefix}.self_attn.v_proj", c["num_key_value_heads"] * dim, hidden)
+    yield _linear(f"{prefix}.self_attn.o_proj", hidden, c["num_attention_heads"] * dim)
+    yield from _mlp(f"{prefix}.mlp", hidden, c["intermediate_size"])
+
+
+def _gpt_oss_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    """Attention with biases and sinks, and experts stacked in one tensor each."""
+    hidden, inner, experts = c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
+    heads, kv_heads, dim = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    yield _norm(f"{prefix}.input_layernorm", hidden)
+    yield _norm(f"{prefix}.post_attention_layernorm", hidden)
+    yield from _grouped_attention(f"{prefix}.self_attn", c, qk_norm=False)
+    for name, size in (("q", heads * dim), ("k", kv_heads * dim), ("v", kv_heads * dim)):
+        yield TensorRecipe(f"{prefix}.self_attn.{name}_proj.bias", (size,), std=0.1)
+    yield TensorRecipe(f"{prefix}.self_attn.o_proj.bias", (hidden,), std=0.1)
+    yield TensorRecipe(f"{prefix}.self_attn.sinks", (heads,), std=1.0)
+    yield _linear(f"{prefix}.mlp.router", experts, hidden)
+    yield TensorRecipe(f"{prefix}.mlp.router.bias", (experts,), std=0.1)
+    stacked = f"{prefix}.mlp.experts"
+    yield TensorRecipe(f"{stacked}.gate_up_proj", (experts, hidden, 2 * inner), std=hidden**-0.5)
+    yield TensorRecipe(f"{stacked}.gate_up_proj_bias", (experts, 2 * inner), std=0.1)
+    yield TensorRecipe(f"{stacked}.down_proj", (experts, inner, hidden), std=inner**-0.5)
+    yield TensorRecipe(f"{stacked}.down_proj_bias", (experts, hidden), std=0.1)
+
+
+_WHOLE_LAYERS = {"gemma3": _gemma_layer, "gpt_oss": _gpt_oss_layer}
+
+
 def tensors_of(recipe: ModelRecipe) -> Iterator[TensorRecipe]:
     """Every tensor of a model, in the order in which the random stream is drawn."""
     c = recipe.config
     hidden, vocab = c["hidden_size"], c["vocab_size"]
-    yield TensorRecipe("model.embed_tokens.weight", (vocab, hidden), std=1.0)
+    # Gemma multiplies its embeddings by the square root of their size.
+    embedding = hidden**-0.5 if recipe.family == "gemma3" else 1.0
+    yield TensorRecipe("model.embed_tokens.weight", (vocab, hidden), std=embedding)
     for layer in range(c["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
+        if recipe.family in _WHOLE_LAYERS:
+            yield from _WHOLE_LAYERS[recipe.family](prefix, c)
+            continue
         yield _norm(f"{prefix}.input_layernorm", hidden)
         yield _norm(f"{prefix}.post_attention_layernorm", hidden)
         if recipe.family == "deepseek_v3":
@@ -215,7 +303,7 @@ def tensors_of(recipe: ModelRecipe) -> Iterator[TensorRecipe]:
                 yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, inner)
         else:
             yield from _mlp(f"{prefix}.mlp", hidden, c["intermediate_size"])
-    yield _norm("model.norm", hidden)
+    yield _norm("model.norm", hidden, 0.0 if recipe.family == "gemma3" else 1.0)
     yield _linear("lm_head", vocab, hidden, 4.0)
 
 

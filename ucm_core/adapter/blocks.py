@@ -22,6 +22,10 @@ from ucm_core.store.contract import Addresses, RunShape
 
 Table = npt.NDArray[np.int64]
 
+#: In place of an engine block id: there is no memory for these tokens. An adapter maps what its engine
+#: uses (a null block, -1) to this.
+NO_PAGE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class BlockGrid:
@@ -57,8 +61,8 @@ class BlockGrid:
         """``int64[N, pieces]``: the engine block id that holds each piece.
 
         ``table`` is the request's block table from its first token on. Pieces from token ``end`` on
-        have no page (0). A table too short for the rest is an error: the caller asked for tokens
-        without memory.
+        have no page (:data:`NO_PAGE`). A table too short for the rest is an error: the caller asked
+        for tokens without memory.
         """
         starts = self.starts(blocks)
         columns = starts // self.engine_block
@@ -72,7 +76,7 @@ class BlockGrid:
             )
         pages = table[columns]
         if end is not None:
-            pages[starts >= end] = 0
+            pages[starts >= end] = NO_PAGE
         return pages
 
 
@@ -126,8 +130,9 @@ class PageMap:
     """Addresses of one rank's pages: ``bases[layer] + block id * block_stride + offset in the page``.
 
     ``bases`` is ``uint64[layers]`` in shard order, ``block_stride`` and ``token_stride`` are bytes,
-    ``offset`` is that of the first head stored. The map owns no memory: the engine keeps its tensors
-    alive as long as the map is used.
+    ``offset`` is that of the first head stored. ``tables`` is ``int64[layers]``: which of the request's
+    block tables each layer uses, where the engine keeps several (None: all the first). The map owns
+    no memory: the engine keeps its tensors alive as long as the map is used.
     """
 
     grid: BlockGrid
@@ -135,6 +140,7 @@ class PageMap:
     block_stride: int
     token_stride: int
     offset: int = 0
+    tables: npt.NDArray[np.int64] | None = None
 
     @property
     def layers(self) -> int:
@@ -150,19 +156,24 @@ class PageMap:
     ) -> Addresses:
         """``uint64[N * layers, pieces]``: one row per shard, block-major.
 
-        ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``. Pieces outside the tokens
-        ``[begin, end)`` get address 0 (skip on load): below lie pages that others read already, above
-        what the engine computes itself.
+        ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``: ``[N, pieces]``, or
+        ``[N, tables, pieces]`` with several block tables. Pieces without a page, and those outside the
+        tokens ``[begin, end)``, get address 0 (skip on load): below lie pages that others read
+        already, above what the engine computes itself.
         """
         starts = self.grid.starts(blocks)
         inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
-        relative = (pages.astype(np.int64) * self.block_stride + inside).astype(np.uint64)
-        out = relative[:, None, :] + self.bases[None, :, None]
+        by_table = pages.astype(np.int64).reshape(len(blocks), -1, self.grid.pieces)
+        relative = (by_table * self.block_stride + inside[:, None, :]).astype(np.uint64)
         outside = starts < begin
         if end is not None:
             outside |= starts >= end
-        if outside.any():
-            out[np.broadcast_to(outside[:, None, :], out.shape)] = 0
+        skipped = (by_table < 0) | outside[:, None, :]
+        if self.tables is not None:
+            relative, skipped = relative[:, self.tables], skipped[:, self.tables]
+        out = relative + self.bases[None, :, None]
+        if skipped.any():
+            out[np.broadcast_to(skipped, out.shape)] = 0
         return np.ascontiguousarray(out.reshape(len(blocks) * self.layers, self.grid.pieces))
 
     def shards(self, count: int) -> npt.NDArray[np.uint32]:

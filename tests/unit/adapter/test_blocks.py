@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucm_core.adapter.blocks import BlockGrid, PageMap, PageShape
+from ucm_core.adapter.blocks import NO_PAGE, BlockGrid, PageMap, PageShape
 from ucm_core.errors import UnsupportedError
 
 CELL = 4
@@ -115,3 +115,22 @@ def test_padded_rows_of_a_single_head_become_a_strided_run() -> None:
     assert (run.nbytes, run.count, run.stride) == (6, 16, 8)
     with pytest.raises(UnsupportedError, match="neither"):
         PageShape(2, 16, 6, 16 * 8, 8).run(16, (0, 2))
+
+
+def test_layers_of_one_row_may_use_several_block_tables() -> None:
+    """Layers 0 and 2 use the first table, layer 1 the second, which has no page for token 0 to 15."""
+    grid = BlockGrid(32, 16)
+    bases = np.array([1000, 2000, 3000], dtype=np.uint64)
+    pages = PageMap(grid, bases, 100, 5, tables=np.array([0, 1, 0]))
+    blocks = np.array([0])
+    tables = [grid.pages(np.array([4, 7]), blocks), grid.pages(np.array([NO_PAGE, 9]), blocks)]
+    addresses = pages.addresses(np.stack(tables, axis=1), blocks)
+    assert addresses.tolist() == [[1400, 1700], [0, 2900], [3400, 3700]]
+
+
+def test_a_table_of_one_row_is_the_table_of_all_layers() -> None:
+    grid = BlockGrid(32, 16)
+    pages = PageMap(grid, np.array([1000, 2000], dtype=np.uint64), 100, 5)
+    table = grid.pages(np.array([4, NO_PAGE]), np.array([0]))
+    for shape in (table, table[:, None, :]):
+        assert pages.addresses(shape, np.array([0])).tolist() == [[1400, 0], [2400, 0]]

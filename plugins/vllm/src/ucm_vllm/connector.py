@@ -140,8 +140,8 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        table = blocks.get_block_ids()[0] if num_external_tokens else []
-        self._sched.allocated(request, table, num_external_tokens)
+        tables = blocks.get_block_ids() if num_external_tokens else ()
+        self._sched.allocated(request, tables, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
@@ -154,12 +154,12 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._sched.finished(request, block_ids), None
+        return self._sched.finished(request, (block_ids,)), None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        return self._sched.finished(request, block_ids[0]), None
+        return self._sched.finished(request, block_ids), None
 
     def get_external_cache_hit_sources(
         self, request: Request, num_external_tokens: int
@@ -202,7 +202,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, UcmMetadata)
-        self._work.drain_preempted(kv_connector_metadata)
+        self._work.drain(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self._work.start_loads(self._meta)
@@ -223,12 +223,19 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         self._work.start_saves(self._meta)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        sent, received = self._work.poll()
+        sent, received, failed = self._work.poll()
+        if failed:  # a later call cannot say it, and vLLM would compute on what did not arrive
+            raise UnsupportedError(
+                f"this vLLM does not ask for failed loads of models with windows or several groups; "
+                f"supported vLLM: {SUPPORTED}"
+            )
         return sent or None, received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        sent, received = self._work.poll()
-        return KVConnectorTransferResults(finished_sending=sent, finished_recving=received)
+        sent, received, failed = self._work.poll()
+        return KVConnectorTransferResults(
+            finished_sending=sent, finished_recving=received, failed_recving=failed
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._work.take_failed_pages()

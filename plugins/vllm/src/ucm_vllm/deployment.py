@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,12 +16,13 @@ import numpy as np
 from ucm_core.adapter.blocks import PageMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
-from ucm_core.spec import Coordinate, SeededCoordinate
+from ucm_core.spec import SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry
 from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lookup import LookupService
-from ucm_vllm.placement import Placement, fitting_block_tokens, object_layout, page_grid
+from ucm_vllm.page_layout import fitting_block_tokens, object_layout, page_grid
+from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.scheduler import SchedulerSide
 from ucm_vllm.worker import Lane, WorkerSide
 
@@ -79,13 +80,19 @@ class Deployment:
         weights = find_weights(self.vllm_config, self.settings.model_id)
         self.weights_source = weights.source
         dtype = kv_dtype(self.facts)
-        grid = page_grid(self.facts, self.manifest.block_tokens)
         # The bytes are stored as this engine lays them out. Until a reader can transpose them, another
         # layout is another identity: a clean miss instead of a load that always fails.
-        heads = max(1, self.facts.total_heads // self.manifest.head_slices)
-        layout = str(object_layout(self.facts, grid, dtype, layers=1, heads=heads))
+        layout = " ".join(dict.fromkeys(self._layouts(dtype)))
         identity = model_identity(self.vllm_config, self.facts, weights).with_extra(layout=layout)
         self.placement = Placement.build(self.facts, identity, self.manifest, dtype)
+
+    def _layouts(self, dtype: str) -> Iterator[str]:
+        """How one layer of each kind lies in an object."""
+        for kind in self.facts.kinds:
+            grid = page_grid(kind, self.manifest.block_tokens)
+            heads = max(1, kind.total_heads // self.manifest.head_slices)
+            order = self.facts.physical_order
+            yield str(object_layout(kind, order, grid, dtype, layers=1, heads=heads))
 
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
@@ -115,16 +122,16 @@ class Deployment:
 
     # -- coordinates, geometry, stores -------------------------------------------------------------
 
-    def geometry(self, coordinate: Coordinate) -> Geometry:
+    def geometry(self, at: SeededCoordinate) -> Geometry:
         """One shard per layer; a shard is the coordinate's heads of every piece of a stored block."""
-        run, _ = self.placement.run(coordinate)
-        pieces = self.placement.grid.pieces
+        run, _ = self.placement.run(at)
+        pieces = self.placement.place(at.row).grid.pieces
         return Geometry(
-            shard_count=len(coordinate.layers),
+            shard_count=len(at.coordinate.layers),
             shard_bytes=pieces * run.nbytes * run.count,
             runs_per_shard=pieces,
             run=run,
-            layout=str(self.placement.layout(coordinate)),
+            layout=str(self.placement.layout(at)),
         )
 
     def store_name(self, at: SeededCoordinate) -> str:
@@ -135,7 +142,7 @@ class Deployment:
         """The store of a coordinate; opened on first use."""
         name = self.store_name(at)
         if name not in self._stores:
-            self._stores[name] = self.open_store(self.geometry(at.coordinate), self.manifest)
+            self._stores[name] = self.open_store(self.geometry(at), self.manifest)
         return self._stores[name]
 
     # -- the two sides -------------------------------------------------------------------------------
@@ -161,55 +168,63 @@ class Deployment:
         self, kv_caches: dict[str, torch.Tensor], pp_rank: int, tp_rank: int
     ) -> WorkerSide:
         """Moves the bytes of one rank. ``kv_caches``: vLLM's layer name -> tensor; kept alive by vLLM."""
-        names = self._layers_in_order(kv_caches, pp_rank)
-        tensors = [kv_caches[name] for name in names]
-        stride = self.check_tensors(tensors)
-        bases = np.array([t.data_ptr() for t in tensors], dtype=np.uint64)
-        lanes: list[Lane] = []
-        for at in self.placement.of_rank(pp_rank, tp_rank):
-            _, offset = self.placement.run(at.coordinate)
-            geometry = self.geometry(at.coordinate)
-            lanes.append(
-                Lane(
-                    store=self.store(at),
-                    seed=at.seed,
-                    pages=PageMap(
-                        self.placement.grid,
-                        bases,
-                        stride,
-                        self.placement.page().token_stride,
-                        offset,
-                    ),
-                    block_bytes=geometry.shard_bytes * geometry.shard_count,
-                    replica=tp_rank % self.facts.replicas,
-                    replicas=self.facts.replicas,
-                )
-            )
-        return WorkerSide(lanes, timeout_s=self.settings.timeout_ms / 1000)
+        names = self._layer_names(kv_caches, pp_rank)
+        lanes = [
+            self._lane(at, [kv_caches[names[layer]] for layer in at.coordinate.layers], tp_rank)
+            for at in self.placement.of_rank(pp_rank, tp_rank)
+        ]
+        return WorkerSide(
+            lanes,
+            timeout_s=self.settings.timeout_ms / 1000,
+            by_pages=self.facts.continues_anywhere,
+        )
 
-    def _layers_in_order(self, kv_caches: dict[str, torch.Tensor], pp_rank: int) -> Sequence[str]:
-        """This rank's layer names by layer number; they must be exactly its pipeline stage."""
+    def _lane(self, at: SeededCoordinate, tensors: Sequence[torch.Tensor], tp_rank: int) -> Lane:
+        """``tensors``: those of the coordinate's layers, in its order."""
+        place, geometry = self.placement.place(at.row), self.geometry(at)
+        pages = PageMap(
+            grid=place.grid,
+            bases=np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64),
+            block_stride=self.check_tensors(tensors, place),
+            token_stride=self.placement.page(at.row).token_stride,
+            offset=self.placement.run(at)[1],
+            tables=place.columns(at.coordinate.layers),
+        )
+        return Lane(
+            row=place.index,
+            store=self.store(at),
+            seed=at.seed,
+            pages=pages,
+            block_bytes=geometry.shard_bytes * geometry.shard_count,
+            replica=tp_rank % place.kind.replicas,
+            replicas=place.kind.replicas,
+            windowed=at.row.window is not None,
+        )
+
+    def _layer_names(self, kv_caches: dict[str, torch.Tensor], pp_rank: int) -> dict[int, str]:
+        """Layer number -> vLLM's name, of this rank's layers with KV; exactly its pipeline stage."""
         from vllm.model_executor.models.utils import extract_layer_index
 
-        names = self.kv_cache_config.kv_cache_groups[0].layer_names
-        numbered = sorted((extract_layer_index(name), name) for name in names)
+        groups = self.kv_cache_config.kv_cache_groups
+        names = {extract_layer_index(n): n for group in groups for n in group.layer_names}
         first, last = self.facts.stages[pp_rank]
-        if [number for number, _ in numbered] != list(range(first, last)):
+        wanted = {i for i in range(first, last) if self.facts.kind_of[i] is not None}
+        if set(names) != wanted or len(names) != sum(len(g.layer_names) for g in groups):
             raise UnsupportedError(
                 f"pipeline stage {pp_rank} should hold layers {first}..{last - 1}, one KV cache each; "
-                f"vLLM registered {[name for _, name in numbered]}"
+                f"vLLM registered {sorted(n for group in groups for n in group.layer_names)}"
             )
-        missing = [name for _, name in numbered if name not in kv_caches]
+        missing = [name for name in names.values() if name not in kv_caches]
         if missing:
             raise UnsupportedError(f"vLLM registered no KV cache for layers {missing}")
-        return [name for _, name in numbered]
+        return names
 
-    def check_tensors(self, tensors: Sequence[torch.Tensor]) -> int:
+    def check_tensors(self, tensors: Sequence[torch.Tensor], place: RowPlace) -> int:
         """Compare the real tensors with what the configuration promised; returns the block stride.
 
         vLLM checks nothing that a connector writes, so a surprise here is refused.
         """
-        page = self.placement.page()
+        page = self.placement.page(place.row)
         blocks = self.kv_cache_config.num_blocks
         strides: set[int] = set()
         for tensor in tensors:
@@ -227,7 +242,7 @@ class Deployment:
                 tensor.shape[-1] * size,
             )
             wanted = (4, 0, page.heads, page.tokens, page.cell_bytes)
-            split_ok = ratio == 1 or (page.heads == 1 and not self.facts.opaque)
+            split_ok = ratio == 1 or (page.heads == 1 and not page.opaque)
             inner_ok = byte_strides[-1] == size and byte_strides[2] == page.token_stride
             heads_ok = page.heads == 1 or byte_strides[1] == page.head_stride
             if found != wanted or not (split_ok and inner_ok and heads_ok):

@@ -6,40 +6,31 @@ worker, so that all of them derive the same coordinates. Nothing here opens a st
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ucm_core.errors import UnsupportedError
+from ucm_vllm.refusals import deployment_problems, group_problems, layer_specs
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 
-#: Spec classes of one group whose every block is addressed by its prefix, by exact name: a subclass
-#: may keep other bytes under the same page, so it is refused until somebody has looked at it.
-CHAIN_SPECS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla"}
-_KNOWN_LATER = {
-    "SlidingWindowSpec": "sliding windows",
-    "SlidingWindowMLASpec": "sliding-window MLA",
-    "ChunkedLocalAttentionSpec": "chunked local attention",
-    "SinkFullAttentionSpec": "attention with sink blocks",
-    "MambaSpec": "recurrent states",
-    "CrossAttentionSpec": "cross attention",
-    "EncoderOnlyAttentionSpec": "encoder-only attention",
-}
-#: Speculative methods without KV layers of their own.
-_DRAFTS_WITHOUT_KV = frozenset({"ngram", "ngram_gpu", "suffix"})
+#: What vLLM's spec classes mean here, by exact name: a subclass may keep other bytes under the same
+#: page, so it is refused until somebody has looked at it.
+KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla", "SlidingWindowSpec": "window"}
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """One KV cache group and where this deployment cuts it.
+class PageKind:
+    """Layers whose pages look alike and are reused alike.
 
-    ``heads`` are kv heads in a page of one rank, ``total_heads`` those of the model (1 for MLA);
-    ``cell_bytes`` is what one token and head occupy in one layer (K and V together).
-    ``stages`` holds the layer range ``[first, last)`` of every pipeline stage. ``shards`` is the number
-    of distinct head shards over the tensor-parallel ranks and ``replicas`` how many consecutive
-    ranks hold the same one (all of them for MLA).
+    ``kind``: ``"full"``, ``"mla"`` or ``"window"`` (then ``window`` is its length in tokens).
+    ``engine_block``: tokens of a page. ``heads`` are kv heads in a page of one rank, ``total_heads``
+    those of the model (1 for MLA); ``cell_bytes`` is what one token and head occupy in one layer (K
+    and V together). ``replicas``: consecutive tensor-parallel ranks that hold the same bytes (all of
+    them for MLA). ``packing``: the kernel's private order inside a page, "" for plain rows.
     """
 
     kind: str
@@ -50,16 +41,9 @@ class Facts:
     head_size_v: int
     cell_bytes: int
     dtype: str
-    kv_cache_dtype: str
-    physical_order: str
-    packing: str
-    stages: tuple[tuple[int, int], ...]
-    tp: int
-    replicas: int
-
-    @property
-    def shards(self) -> int:
-        return self.tp // self.replicas
+    packing: str = ""
+    replicas: int = 1
+    window: int | None = None
 
     @property
     def opaque(self) -> bool:
@@ -67,142 +51,165 @@ class Facts:
         return bool(self.packing)
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The layers of a model and where this deployment cuts them.
+
+    ``kind_of``: per layer of the whole model its index in ``kinds``, None for a layer without KV of
+    its own. ``table_of``: per layer the KV cache group of vLLM, whose block table it uses. ``tables``:
+    number of those groups. ``stages`` holds the layer range ``[first, last)`` of every pipeline stage.
+    """
+
+    kinds: tuple[PageKind, ...]
+    kind_of: tuple[int | None, ...]
+    table_of: tuple[int, ...]
+    tables: int
+    kv_cache_dtype: str
+    physical_order: str
+    stages: tuple[tuple[int, int], ...]
+    tp: int
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the cache, the same in all layers."""
+        return self.kinds[0].dtype
+
+    @property
+    def alignment(self) -> int:
+        """vLLM continues only from multiples of this many tokens."""
+        return math.lcm(*(kind.engine_block for kind in self.kinds))
+
+    @property
+    def shards(self) -> int:
+        """Distinct head shards over the tensor-parallel ranks, of the kind that is split most."""
+        return max(self.tp // kind.replicas for kind in self.kinds)
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same bytes of at least one kind."""
+        return max(kind.replicas for kind in self.kinds)
+
+    @property
+    def continues_anywhere(self) -> bool:
+        """True when a request can go on after any of its valid blocks: nothing is windowed, and a
+        block id says which tokens it holds. Else a failed load is a failed request's load."""
+        return self.tables == 1 and all(kind.window is None for kind in self.kinds)
+
+
 def read_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     """The facts, or :class:`UnsupportedError` naming every reason why this cannot be cached."""
-    problems = _deployment_problems(vllm_config)
-    group_problems, spec = _group_spec(kv_cache_config)
-    problems += group_problems
-    if spec is not None:
-        problems += _spec_problems(spec)
-    if problems or spec is None:
+    problems = deployment_problems(vllm_config)
+    problems += group_problems(kv_cache_config, frozenset(KINDS))
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages > 1 and len(kv_cache_config.kv_cache_groups) > 1:
+        problems.append(
+            f"pipeline_parallel_size={stages} with several KV cache groups: vLLM's scheduler does not "
+            "know which layers of later stages belong to which group; use tensor parallelism"
+        )
+    if problems:
         raise UnsupportedError(
             "UCMConnector cannot serve this deployment:\n"
             + "\n".join(f"  - {problem}" for problem in problems)
         )
-    return _facts(vllm_config, kv_cache_config, spec)
+    return _facts(vllm_config, kv_cache_config)
 
 
-def _deployment_problems(vllm_config: VllmConfig) -> list[str]:
-    problems = []
-    parallel = vllm_config.parallel_config
-    device = str(vllm_config.device_config.device_type)
-    if device != "cpu":
-        problems.append(
-            f"the KV cache is on {device}: copies between device memory and the store are not built "
-            "yet; only the CPU platform is served"
-        )
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(parallel, name, 1)
-        if size > 1:
-            problems.append(f"{name}={size}: context parallelism is not supported yet; set it to 1")
-    speculative = vllm_config.speculative_config
-    method = getattr(speculative, "method", None)
-    if speculative is not None and method not in _DRAFTS_WITHOUT_KV:
-        problems.append(
-            f"speculative method {method!r} keeps draft layers in the KV cache, which is not "
-            f"supported yet; use one of {sorted(_DRAFTS_WITHOUT_KV)} or switch speculation off"
-        )
-    if getattr(vllm_config.cache_config, "calculate_kv_scales", False):
-        problems.append(
-            "calculate_kv_scales: scales computed on the fly are not part of any identity, so the "
-            "KV is not cacheable; use a checkpoint with kv scales"
-        )
-    return problems
-
-
-def _group_spec(kv_cache_config: KVCacheConfig) -> tuple[list[str], AttentionSpec | None]:
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(type(_unwrapped(g.kv_cache_spec)).__name__ for g in groups) or "none"
-        return [
-            f"the model has {len(groups)} KV cache groups ({kinds}): only one is supported yet"
-        ], None
-    spec = groups[0].kv_cache_spec
-    inner = list(getattr(spec, "kv_cache_specs", {}).values())
-    if inner and any(other != inner[0] for other in inner):
-        return [
-            "the layers of the KV cache group differ in shape or dtype, not supported yet"
-        ], None
-    unwrapped = _unwrapped(spec)
-    name = type(unwrapped).__name__
-    if name not in CHAIN_SPECS:
-        known = _KNOWN_LATER.get(name)
-        what = f"{known} (spec {name}) is" if known else f"the unknown KV cache spec {name} is"
-        return [f"{what} not supported yet"], None
-    if not groups[0].enable_kv_transfer or groups[0].host_resident:
-        return [f"the KV cache group of {name} is kept on the host by another connector"], None
-    return [], unwrapped
-
-
-def _unwrapped(spec: Any) -> Any:
-    inner = getattr(spec, "kv_cache_specs", None)
-    return next(iter(inner.values())) if inner else spec
-
-
-def _spec_problems(spec: AttentionSpec) -> list[str]:
-    problems = []
-    for field in ("sliding_window", "attention_chunk_size"):
-        if getattr(spec, field, None) is not None:
-            problems.append(
-                f"{field}={getattr(spec, field)} mixed into full attention: several kinds of layers "
-                "in one group are not supported yet"
-            )
-    if getattr(spec, "non_causal", False):
-        problems.append("non-causal attention: the KV of a prefix depends on what follows it")
-    if spec.tokens_per_state != 1:
-        problems.append(
-            f"tokens_per_state={spec.tokens_per_state}: compressed KV is not supported yet"
-        )
-    if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR"):
-        problems.append(f"KV quantisation {spec.kv_quant_mode.name} is not supported yet")
-    version = getattr(spec, "model_version", None)
-    if version is not None:
-        problems.append(f"the KV format of {version} is not supported yet")
-    return problems
-
-
-def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, spec: AttentionSpec) -> Facts:
+def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     from vllm.distributed.utils import get_pp_indices
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    kind = CHAIN_SPECS[type(spec).__name__]
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     layers = model.get_total_num_hidden_layers()
+    kinds, kind_of, table_of = _layers(vllm_config, kv_cache_config, layers)
+    _check_replicas(kinds, kv_cache_config, tp)
+    dtypes = sorted({kind.dtype for kind in kinds})
+    if len(dtypes) > 1:
+        raise UnsupportedError(
+            f"the KV cache has layers of several precisions ({', '.join(dtypes)}), not supported yet"
+        )
     return Facts(
+        kinds=kinds,
+        kind_of=kind_of,
+        table_of=table_of,
+        tables=len(kv_cache_config.kv_cache_groups),
+        kv_cache_dtype=str(vllm_config.cache_config.cache_dtype),
+        physical_order=str(kv_cache_config.kv_cache_layout or ""),
+        stages=tuple(get_pp_indices(layers, rank, pp) for rank in range(pp)),
+        tp=tp,
+    )
+
+
+def _layers(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layers: int
+) -> tuple[tuple[PageKind, ...], tuple[int | None, ...], tuple[int, ...]]:
+    """(kinds, kind of each layer, block table of each layer)."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) == 1:
+        # The names are those of one pipeline stage only, but all layers are alike.
+        kind = _page_kind(vllm_config, layer_specs(groups[0].kv_cache_spec)[0])
+        return (kind,), (0,) * layers, (0,) * layers
+    kinds: list[PageKind] = []
+    kind_of: list[int | None] = [None] * layers
+    table_of = [0] * layers
+    names: dict[int, str] = {}
+    for table, group in enumerate(groups):
+        kind = _page_kind(vllm_config, layer_specs(group.kv_cache_spec)[0])
+        if kind not in kinds:
+            kinds.append(kind)
+        for name in group.layer_names:
+            index = extract_layer_index(name)
+            if index >= layers or index in names:
+                other = f" as {names[index]} has" if index in names else ""
+                raise UnsupportedError(
+                    f"KV cache {name} has layer number {index}{other}, in a model of {layers} layers: "
+                    "several caches of one layer are not supported yet"
+                )
+            names[index] = name
+            kind_of[index], table_of[index] = kinds.index(kind), table
+    return tuple(kinds), tuple(kind_of), tuple(table_of)
+
+
+def _page_kind(vllm_config: VllmConfig, spec: AttentionSpec) -> PageKind:
+    kind = KINDS[type(spec).__name__]
+    tp = vllm_config.parallel_config.tensor_parallel_size
+    total, replicas = 1, tp
+    if kind != "mla":
+        total = spec.num_heads if tp == 1 else vllm_config.model_config.get_total_num_kv_heads()
+        replicas = max(1, tp * spec.num_heads // total)
+        if tp % replicas or spec.num_heads * (tp // replicas) != total:
+            raise UnsupportedError(
+                f"tensor parallelism over {tp} ranks: the model has {total} kv heads, but a rank's page "
+                f"of {type(spec).__name__} holds {spec.num_heads}; use tensor_parallel_size=1"
+            )
+    return PageKind(
         kind=kind,
         engine_block=spec.block_size,
         heads=spec.num_heads,
-        total_heads=1 if kind == "mla" else model.get_total_num_kv_heads(),
+        total_heads=total,
         head_size=spec.head_size,
         head_size_v=spec.head_size_v,
         cell_bytes=spec.state_content_size_bytes,
         dtype=str(spec.dtype).removeprefix("torch."),
-        kv_cache_dtype=str(vllm_config.cache_config.cache_dtype),
-        physical_order=str(kv_cache_config.kv_cache_layout or ""),
         packing=_packing(vllm_config, spec, kind),
-        stages=tuple(get_pp_indices(layers, rank, pp) for rank in range(pp)),
-        tp=tp,
-        replicas=_replicas(kv_cache_config, kind, tp, spec, model.get_total_num_kv_heads()),
+        replicas=replicas,
+        window=getattr(spec, "sliding_window", None) if kind == "window" else None,
     )
 
 
-def _replicas(
-    kv_cache_config: KVCacheConfig, kind: str, tp: int, spec: AttentionSpec, total_heads: int
-) -> int:
-    """Consecutive tensor-parallel ranks that hold identical KV."""
-    if kind == "mla":
-        return tp
-    ours: int = max(1, tp * spec.num_heads // total_heads)
+def _check_replicas(kinds: tuple[PageKind, ...], kv_cache_config: KVCacheConfig, tp: int) -> None:
+    """vLLM counts replicas itself, where it knows them; it must agree with us."""
+    ours = math.gcd(*(kind.replicas for kind in kinds))
     theirs = getattr(kv_cache_config, "kv_tp_replicas", ours)
-    if theirs not in (1, ours) or tp % ours:
+    if theirs not in (1, ours):
         raise UnsupportedError(
-            f"tensor parallelism over {tp} ranks: {spec.num_heads} of {total_heads} kv heads on each "
-            f"means {ours} replicas, but vLLM says {theirs}"
+            f"tensor parallelism over {tp} ranks: the kv heads mean {ours} ranks with the same KV, but "
+            f"vLLM says {theirs}"
         )
-    return ours
 
 
-def _packing(vllm_config: VllmConfig, spec: AttentionSpec, kind: str) -> str:
+def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> str:
     """Name of the kernel's private packing of a page, "" when a page is plain rows.
 
     The CPU kernels pack K and V in tiles that depend on the instruction set, so two machines may

@@ -71,6 +71,10 @@ class BadKeys:
         fresh = prints[~np.isin(prints, self._keys)]
         self._keys = np.concatenate([self._keys, fresh])[-self._limit :]
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._keys = np.empty(0, dtype=np.uint64)
+
     def forgive(self, prints: Prints) -> None:
         """They were saved anew."""
         if len(self._keys):

@@ -7,6 +7,7 @@ coordinates from them with the same function the scheduler used for its lookup.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,22 +22,60 @@ Rows = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class TransferOp:
-    """One load or save of one request: stored blocks ``blocks[N]`` and the pages that hold them.
+class RowBlocks:
+    """Stored blocks of one row of the spec table and the engine blocks that hold them.
 
-    ``pages`` is ``int32[N, pieces]`` (engine block ids). A load touches only tokens ``[begin, end)``: what
-    lies below is others' or there already, what lies above is computed. ``attempt`` shifts the
-    elected writer when an earlier one failed.
+    ``row``: the row's index among the rows that are stored. ``blocks[N]``: in blocks of the row;
+    ``links[N]``: where each ends. ``pages`` is ``int32[N, tables, pieces]``: per block table of vLLM that
+    the row's layers use, engine block ids, or ``NO_PAGE``.
+    """
+
+    row: int
+    links: Links
+    blocks: npt.NDArray[np.int64]
+    pages: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def only(self, rows: Rows) -> RowBlocks:
+        """Some of the blocks."""
+        return RowBlocks(self.row, self.links[rows], self.blocks[rows], self.pages[rows])
+
+
+@dataclass(slots=True)
+class TransferOp:
+    """One load or save of one request, over all rows of the spec table that take part.
+
+    Results name blocks by their number in the order of ``parts``. A load touches only tokens
+    ``[begin, end)``: what lies below is others' or there already, what lies above is computed.
+    ``attempt`` shifts the elected writer when an earlier one failed.
     """
 
     op_id: int
     request_id: str
-    links: Links
-    blocks: npt.NDArray[np.int64]
-    pages: npt.NDArray[np.int32]
+    parts: tuple[RowBlocks, ...]
     begin: int
     end: int
     attempt: int = 0
+
+    def __len__(self) -> int:
+        """Blocks of all parts."""
+        return sum(len(part) for part in self.parts)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Number of each part's first block."""
+        return [0, *itertools.accumulate(len(part) for part in self.parts)][:-1]
+
+    def only(self, numbers: Rows, op_id: int, attempt: int) -> TransferOp:
+        """A new operation over some of the blocks, by number."""
+        parts = []
+        for part, offset in zip(self.parts, self.offsets, strict=True):
+            mine = numbers[(numbers >= offset) & (numbers < offset + len(part))] - offset
+            if len(mine):
+                parts.append(part.only(mine))
+        return TransferOp(op_id, self.request_id, tuple(parts), self.begin, self.end, attempt)
 
 
 @dataclass(slots=True)
@@ -44,15 +83,43 @@ class UcmMetadata(KVConnectorMetadata):
     """Scheduler -> every worker.
 
     ``preempted``: requests whose blocks the engine is about to reuse: their saves must not read any
-    more. ``finishing``: requests whose blocks the engine holds until this worker reports them sent.
-    ``idle``: this step computes nothing.
+    more. ``reclaimed``: saves of which the engine took back blocks that a window has left behind: the
+    same for the blocks of windowed rows. ``finishing``: requests whose blocks the engine holds until
+    this worker reports them sent. ``idle``: this step computes nothing.
     """
 
     loads: list[TransferOp] = field(default_factory=list)
     saves: list[TransferOp] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    reclaimed: list[int] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
     idle: bool = False
+
+
+class Outbox:
+    """The message of the next step, while it is written. Scheduler's thread only."""
+
+    def __init__(self) -> None:
+        self.meta = UcmMetadata()
+        self._last_op = 0
+
+    def op_id(self) -> int:
+        """A number no operation has had."""
+        self._last_op += 1
+        return self._last_op
+
+    def op(
+        self, request_id: str, parts: tuple[RowBlocks, ...], begin: int = 0, end: int = 0
+    ) -> TransferOp:
+        return TransferOp(self.op_id(), request_id, parts, begin, end)
+
+    def take(self) -> UcmMetadata:
+        meta, self.meta = self.meta, UcmMetadata()
+        return meta
+
+    def unsent(self) -> int:
+        """Entries not handed out yet."""
+        return len(self.meta.loads) + len(self.meta.saves) + len(self.meta.finishing)
 
 
 def _merge(mine: dict[int, Rows], theirs: dict[int, Rows]) -> None:
@@ -70,7 +137,7 @@ class UcmWorkerMetadata(KVConnectorWorkerMetadata):
     """Workers -> scheduler, aggregated over the workers of one step.
 
     ``copied``/``ended``: save op -> number of workers whose source is free / whose result is final.
-    ``failed``: save op -> rows that were not stored. ``bad``: load op -> rows that did not arrive.
+    ``failed``: save op -> blocks that were not stored. ``bad``: load op -> blocks that did not arrive.
     """
 
     copied: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Scheduler side: what is offered to vLLM, what is loaded where, and which blocks are saved when.
+"""Scheduler side: what is offered to vLLM, what is loaded where, and when blocks are saved.
 
 Used from the scheduler's thread only. Per step it costs one comparison for every scheduled request;
 work per block happens once per stored block and is vectorised.
@@ -10,21 +10,22 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm_core.adapter.tracker import Phase, RequestTracker
-from ucm_core.coordinator import plan_lookup, resolve_hit
-from ucm_core.identity import ContentChain
+from ucm_core.coordinator import HitPlan, Present, plan_lookup, resolve_hit
 from ucm_core.spec import SeededCoordinate
 from ucm_vllm.identity import Uncacheable, request_chain
-from ucm_vllm.keys import BadKeys, PendingKeys, Prints, fingerprints
-from ucm_vllm.lookup import Lookup, LookupService
-from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
-from ucm_vllm.placement import Placement
+from ucm_vllm.keys import BadKeys, Prints
+from ucm_vllm.lookup import LookupService
+from ucm_vllm.messages import Outbox, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.placement import Placement, RowPlace
+from ucm_vllm.records import Presence, Record
+from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, row_links, row_prints, to_load
+from ucm_vllm.saving import Saving
 from ucm_vllm.stats import UcmStats
 
 if TYPE_CHECKING:
@@ -36,47 +37,19 @@ _log = logging.getLogger("ucm.vllm")
 
 #: How long a lookup's answer is reused while vLLM polls a waiting request.
 ANSWER_LIFE_S = 0.5
+#: Loads a request may fail. Where vLLM goes on from the first bad block, one: it keeps what arrived.
+#: Where it starts over (several groups, windows), one more with a hit that avoids the bad blocks.
+ATTEMPTS, ATTEMPTS_STARTING_OVER = 1, 2
 
 _NONE = np.zeros(0, dtype=bool)
-
-
-@dataclass(slots=True)
-class _Record:
-    """One request. ``chain`` is None when it is not cacheable."""
-
-    request: Request
-    chain: ContentChain | None
-    #: Blocks [0, saved) need no further thought: stored, being stored, or given up.
-    saved: int = 0
-    #: What the last lookup said, from block 0.
-    present: npt.NDArray[np.bool_] = field(default_factory=lambda: _NONE)
-    lookup: Lookup | None = None
-    answered_at: float = 0.0
-    answer: tuple[int, int] | None = None  # (local, usable tokens) promised last
-    may_load: bool = True
-    asked: bool = False
-    #: Grows when vLLM takes the blocks away: page numbers from before mean nothing any more.
-    epoch: int = 0
-
-
-@dataclass(slots=True)
-class _SaveState:
-    """A save until every worker has ended it."""
-
-    record: _Record
-    op: TransferOp
-    epoch: int
-    copied: int = 0
-    ended: int = 0
-    failed: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
 
 class SchedulerSide:
     """See the module text.
 
     ``store_of``: which of the lookup service's stores holds a coordinate. ``workers``: ranks that
-    report each operation. ``adapter_key``: LoRA request ->
-    key by content. ``loads``/``saves``: what the role and the configuration allow.
+    report each operation. ``adapter_key``: LoRA request -> key by content. ``loads``/``saves``: what the
+    role and the configuration allow.
     """
 
     def __init__(
@@ -93,34 +66,37 @@ class SchedulerSide:
         stats: UcmStats | None = None,
     ) -> None:
         self._placement = placement
-        self._grid = placement.grid
+        self._rows = placement.rows
+        self._grain = placement.grain
+        starts_over = not placement.facts.continues_anywhere
+        self._attempts = ATTEMPTS_STARTING_OVER if starts_over else ATTEMPTS
         self._lookups = lookups
         self._store_of = store_of
         self._adapter_key = adapter_key
-        self._workers = workers
-        # Content equal on several ranks: a save that one of them failed is taken over by the next.
-        self._replicas = placement.facts.replicas
         self._loads = loads
         self._saves = saves
         self._threshold = persist_token_threshold
         self.stats = stats if stats is not None else UcmStats()
         self.tracker = RequestTracker()
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, Record] = {}
         self._bad = BadKeys()
-        self._pending_keys = PendingKeys()
-        self._save_states: dict[int, _SaveState] = {}
         self._load_prints: dict[str, tuple[int, Prints]] = {}
-        self._next_op = 1
         self._rotation: str | None = None
-        self._meta = UcmMetadata()
-        self._retries: list[_SaveState] = []
+        self._outbox = Outbox()
+        self.saving = Saving(
+            placement,
+            outbox=self._outbox,
+            tracker=self.tracker,
+            bad=self._bad,
+            workers=workers,
+        )
 
     # -- new requests and hits -----------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
         self._record(request)
 
-    def _record(self, request: Request) -> _Record:
+    def _record(self, request: Request) -> Record:
         record = self._records.get(request.request_id)
         if record is not None and record.request is request:
             return record
@@ -129,19 +105,17 @@ class SchedulerSide:
         self.tracker.add(request.request_id)
         return record
 
-    def _new_record(self, request: Request) -> _Record:
+    def _new_record(self, request: Request) -> Record:
         if request.num_prompt_tokens < self._threshold:
             self.stats.add("uncacheable_requests", 1, "short")
-            return _Record(request, None)
+            return Record(request, None)
         try:
-            chain = request_chain(
-                request, self._grid.block_tokens, self._adapter_key, self._rotation
-            )
+            chain = request_chain(request, self._grain, self._adapter_key, self._rotation)
         except Uncacheable as reason:
             self.stats.add("uncacheable_requests", 1, reason.kind)
             _log.debug("request %s is left alone: %s", request.request_id, reason)
-            return _Record(request, None)
-        return _Record(request, chain)
+            return Record(request, None)
+        return Record(request, chain, self._attempts)
 
     def match(self, request: Request, local: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``local`` can be loaded; ``(None, False)``: ask later.
@@ -151,123 +125,116 @@ class SchedulerSide:
         record = self._record(request)
         if record.chain is None:
             return 0, False
-        usable = self._usable(record, request, local)
-        if usable is None:
+        plan = self._plan(record, request, local)
+        if plan is None:
             return None, False
-        external = max(0, usable - local)
-        record.answer = (local, local + external)
-        if not external:
+        record.answer = plan
+        if not plan.external:
             return 0, False
         self.tracker.matched(request.request_id)
-        return external, True
+        return plan.external, True
 
-    def _usable(self, record: _Record, request: Request, local: int) -> int | None:
-        """Tokens from the start that the engine may skip, None while the answer is not there."""
+    def _plan(self, record: Record, request: Request, local: int) -> HitPlan | None:
+        """What the engine may skip, None while the answer is not there."""
         present = self._look_up(record, request)
         if present is None:
             return None
-        if not (self._loads and record.may_load) or _must_compute_all(request):
-            return 0
+        if not (self._loads and record.attempts) or _must_compute_all(request):
+            present = self._nothing()
         # Saves of this request that still read its old blocks: one direction at a time.
-        if self.tracker.open_saves(request.request_id):
+        elif self.tracker.open_saves(request.request_id):
             return None
-        assert record.chain is not None
-        offered = present.copy()
-        bad = self._bad.contains(fingerprints(record.chain.links[: len(offered)]))
-        if bad.any():
-            self.stats.add("suppressed_blocks", int((bad & offered).sum()))
-            offered &= ~bad
-        plan = resolve_hit(
+        return resolve_hit(
             self._placement.table,
             request.num_tokens,
-            {self._placement.row.name: offered},
+            {place.row.name: self._offered(record, place, present) for place in self._rows},
             local=local,
-            alignment=self._grid.engine_block,
+            alignment=self._placement.facts.alignment,
         )
-        return plan.p_star
 
-    def _look_up(self, record: _Record, request: Request) -> npt.NDArray[np.bool_] | None:
+    def _nothing(self) -> Presence:
+        return {place.row.name: np.zeros(0, dtype=bool) for place in self._rows}
+
+    def _offered(self, record: Record, place: RowPlace, present: Presence) -> npt.NDArray[np.bool_]:
+        """The stored blocks of a row but those of which a load failed."""
+        offered = present[place.row.name]
+        assert record.chain is not None
+        if len(self._bad):
+            links = row_links(place, record.chain)[: len(offered)]
+            bad = self._bad.contains(row_prints(place, links))
+            self.stats.add("suppressed_blocks", int((bad & offered).sum()))
+            offered = offered & ~bad
+        return offered
+
+    def _look_up(self, record: Record, request: Request) -> Presence | None:
         """Presence of every whole block of the request's tokens; None: not known yet."""
         chain = record.chain
         assert chain is not None
         now = time.monotonic()
         if record.lookup is None:
-            blocks = request.num_tokens // self._grid.block_tokens
-            if now < record.answered_at + ANSWER_LIFE_S and len(record.present) >= blocks:
+            tokens = request.num_tokens // self._grain * self._grain
+            if now < record.answered_at + ANSWER_LIFE_S and record.answered_tokens >= tokens:
                 return record.present
-            self._extend(record, blocks)
+            self._extend(record, tokens)
             plan = plan_lookup(self._placement.keys, chain, store_of=self._store_of)
             record.lookup = self._lookups.ask(plan)
             if not record.asked:
                 record.asked = True
                 self.stats.add("requests")
-                self.stats.add("query_tokens", blocks * self._grid.block_tokens)
+                self.stats.add("query_tokens", tokens)
         lookup = record.lookup
         if not self._lookups.poll(lookup):
             return None
         record.lookup = None
         record.answered_at = now
+        record.answered_tokens = chain.tokens
         votes = lookup.votes if lookup.done.is_set() else None
         if votes is None:
             self.stats.add("lookup_failures", 1, lookup.error or "timeout")
-            record.present = np.zeros(len(chain), dtype=bool)
+            record.present = self._nothing()
         else:
-            answer = votes.present[self._placement.row.name]
-            assert not isinstance(answer, int)
-            record.present = answer
+            record.present = {name: _array(said) for name, said in votes.present.items()}
         return record.present
 
-    def _extend(self, record: _Record, blocks: int) -> None:
-        """Hash the request's tokens up to ``blocks`` whole blocks; only new ones cost anything."""
+    def _extend(self, record: Record, tokens: int) -> None:
+        """Hash the request's whole blocks up to token ``tokens``; only new ones cost anything."""
         chain = record.chain
         assert chain is not None
-        if len(chain) < blocks:
-            end = blocks * self._grid.block_tokens
-            fresh = record.request.all_token_ids[chain.tokens : end]
+        tokens = tokens // self._grain * self._grain
+        if chain.tokens < tokens:
+            fresh = record.request.all_token_ids[chain.tokens : tokens]
             chain.extend(np.array(fresh, dtype=np.int64))
 
-    def allocated(self, request: Request, table: list[int], external: int) -> None:
+    def allocated(self, request: Request, tables: Tables, external: int) -> None:
         """vLLM gave blocks; ``external`` tokens of them are to be loaded (0: none)."""
         record = self._record(request)
         request_id = request.request_id
-        if not external or record.chain is None or record.answer is None:
+        plan = record.answer
+        if not external or record.chain is None or plan is None:
             self.tracker.allocated(request_id, load=False)
             return
-        local, _ = record.answer
-        if not self.tracker.allocated(request_id, load=True):
+        if external != plan.external or not self.tracker.allocated(request_id, load=True):
             raise AssertionError(
-                f"a load was promised for {request_id}, which cannot be loaded now"
+                f"a load of {plan.external} tokens was promised for {request_id}; vLLM wants {external}, "
+                f"and the request is {self.tracker.phase(request_id)}"
             )
-        size = self._grid.block_tokens
-        blocks = np.arange(local // size, -(-(local + external) // size), dtype=np.int64)
-        op = self._op(record, blocks, table, local, local + external)
+        parts = []
+        for place in self._rows:
+            blocks = np.arange(*plan.load[place.row.name], dtype=np.int64)
+            part = row_blocks(place, record.chain, blocks, tables, plan.p_star)
+            parts.append(to_load(place, part, plan.local))
+        kept = tuple(part for part in parts if len(part))
+        op = self._outbox.op(request_id, kept, plan.local, plan.p_star)
         self.stats.add("hit_tokens", external)
-        self._load_prints[request_id] = (op.op_id, fingerprints(op.links))
-        self._meta.loads.append(op)
-
-    def _op(
-        self,
-        record: _Record,
-        blocks: npt.NDArray[np.int64],
-        table: list[int],
-        begin: int = 0,
-        end: int | None = None,
-    ) -> TransferOp:
-        """Stored blocks over the pages of ``table``; tokens outside ``[begin, end)`` are not touched."""
-        assert record.chain is not None
-        op_id = self._next_op
-        self._next_op += 1
-        last = (int(blocks[-1]) + 1) * self._grid.block_tokens if end is None else end
-        pages = self._grid.pages(np.asarray(table, dtype=np.int64), blocks, last).astype(np.int32)
-        links = record.chain.links[blocks]
-        return TransferOp(op_id, record.request.request_id, links, blocks, pages, begin, last)
+        self._load_prints[request_id] = (op.op_id, part_prints(self._rows, op.parts))
+        self._outbox.meta.loads.append(op)
 
     # -- one step --------------------------------------------------------------------------------------
 
     def build(
-        self, output: SchedulerOutput, block_ids: Callable[[str], tuple[list[int], ...] | None]
+        self, output: SchedulerOutput, block_ids: Callable[[str], Tables | None]
     ) -> UcmMetadata:
-        """The step's message: loads just allocated, blocks that this step completes, preemptions."""
+        """The step's message: loads just allocated, blocks that this step completes, sources lost."""
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         for request_id, count in output.num_scheduled_tokens.items():
@@ -280,16 +247,24 @@ class SchedulerSide:
             request = record.request
             # Confirmed tokens only: draft tokens are not in all_token_ids until they are accepted.
             confirmed = min(request.num_computed_tokens + count, request.num_tokens)
-            blocks = confirmed // self._grid.block_tokens
-            if blocks > record.saved:
+            due = self.saving.due(record, confirmed)
+            if due or record.exposed:
                 tables = block_ids(request_id)
                 if tables is not None:
-                    self._save(record, blocks, tables[0])
-        if self._retries:
-            self._take_over()
-        meta, self._meta = self._meta, UcmMetadata()
+                    self.saving.reclaim(record, tables)
+                    if due:
+                        self._save(record, confirmed, tables)
+        self.saving.take_over(self._is_alive, block_ids)
+        meta = self._outbox.take()
         meta.idle = not output.num_scheduled_tokens
         return meta
+
+    def _is_alive(self, record: Record) -> bool:
+        return self._records.get(record.request.request_id) is record
+
+    def _save(self, record: Record, confirmed: int, tables: Tables) -> None:
+        self._extend(record, confirmed)
+        self.saving.save(record, confirmed, tables)
 
     def _preempted(self, request_id: str) -> None:
         record = self._records.get(request_id)
@@ -300,52 +275,7 @@ class SchedulerSide:
         record.epoch += 1
         record.answer = None
         record.answered_at = 0.0
-        if self.tracker.open_saves(request_id):
-            self._meta.preempted.append(request_id)
-
-    def _save(self, record: _Record, blocks: int, table: list[int]) -> TransferOp | None:
-        """Issue a save of the blocks up to ``blocks`` that nobody has stored or is storing."""
-        self._extend(record, blocks)
-        assert record.chain is not None
-        wanted = np.arange(record.saved, blocks, dtype=np.int64)
-        record.saved = blocks
-        known = wanted < len(record.present)
-        missing = np.ones(len(wanted), dtype=bool)
-        missing[known] = ~record.present[wanted[known]]
-        wanted = wanted[missing]
-        if len(wanted):
-            wanted = wanted[~self._pending_keys.contains(fingerprints(record.chain.links[wanted]))]
-        if not len(wanted):
-            return None
-        op = self._op(record, wanted, table)
-        real = (op.pages != 0).all(
-            axis=1
-        )  # page 0 is vLLM's null block: nothing was computed there
-        if not real.all():
-            op = _only(op, np.flatnonzero(real), op.op_id)
-        if not len(op.blocks):
-            return None
-        self._open_save(record, op)
-        return op
-
-    def _open_save(self, record: _Record, op: TransferOp) -> None:
-        self.tracker.save_opened(op.request_id)
-        self._save_states[op.op_id] = _SaveState(record, op, record.epoch)
-        self._pending_keys.add(op.op_id, fingerprints(op.links))
-        self._meta.saves.append(op)
-
-    def _take_over(self) -> None:
-        """Blocks whose elected writer failed: the next rank that holds them writes them."""
-        for state in self._retries:
-            record, old = state.record, state.op
-            alive = self._records.get(old.request_id) is record and record.epoch == state.epoch
-            if not alive or self.tracker.phase(old.request_id) is not Phase.COMPUTING:
-                continue
-            op = _only(old, state.failed, self._next_op)
-            self._next_op += 1
-            op.attempt = old.attempt + 1
-            self._open_save(record, op)
-        self._retries = []
+        self.saving.preempted(record)
 
     # -- news from the workers ------------------------------------------------------------------------
 
@@ -355,7 +285,7 @@ class SchedulerSide:
         if meta is not None:
             assert isinstance(meta, UcmWorkerMetadata)
             self._loads_failed(meta)
-            self._saves_moved(meta)
+            self.saving.moved(meta)
         for request_id in output.finished_recving or ():
             self._load_prints.pop(request_id, None)
             self.tracker.load_finished(request_id)
@@ -366,70 +296,52 @@ class SchedulerSide:
         if not meta.bad:
             return
         for request_id, (op_id, prints) in self._load_prints.items():
-            rows = meta.bad.get(op_id)
-            if rows is None:
+            numbers = meta.bad.get(op_id)
+            if numbers is None:
                 continue
-            self._bad.add(prints[rows])
+            self._bad.add(prints[numbers])
             record = self._records.get(request_id)
             if record is not None and record.chain is not None:
-                # Never asked twice: vLLM recomputes from the first bad block on, and those blocks
-                # are saved anew.
-                record.may_load = False
-                known = fingerprints(record.chain.links[: len(record.present)])
-                record.present = record.present & ~np.isin(known, prints[rows])
+                # Bounded: whatever a store says, vLLM computes in the end, and saves anew.
+                record.attempts -= 1
+                self._forget(record, prints[numbers])
 
-    def _saves_moved(self, meta: UcmWorkerMetadata) -> None:
-        for op_id, rows in meta.failed.items():
-            state = self._save_states.get(op_id)
-            if state is not None:
-                state.failed = np.union1d(state.failed, rows)
-        for op_id, count in meta.copied.items():
-            state = self._save_states.get(op_id)
-            if state is not None:
-                state.copied += count
-                if state.copied == self._workers:
-                    self.tracker.save_closed(state.op.request_id)
-        for op_id, count in meta.ended.items():
-            state = self._save_states.get(op_id)
-            if state is not None:
-                state.ended += count
-                if state.ended == self._workers:
-                    del self._save_states[op_id]
-                    self._save_ended(state)
-
-    def _save_ended(self, state: _SaveState) -> None:
-        prints = self._pending_keys.remove(state.op.op_id)
-        assert prints is not None
-        stored = np.ones(len(prints), dtype=bool)
-        stored[state.failed] = False
-        self._bad.forgive(prints[stored])
-        if len(state.failed) and state.op.attempt + 1 < self._replicas:
-            self._retries.append(state)
+    def _forget(self, record: Record, prints: Prints) -> None:
+        """The record's lookup was wrong about these blocks."""
+        assert record.chain is not None
+        left = dict(record.present)
+        for place in self._rows:
+            there = left.get(place.row.name, _NONE)
+            known = row_prints(place, row_links(place, record.chain)[: len(there)])
+            left[place.row.name] = there & ~np.isin(known, prints)
+        record.present = left
 
     # -- the end of requests ----------------------------------------------------------------------------
 
-    def finished(self, request: Request, table: list[int]) -> bool:
+    def finished(self, request: Request, tables: Tables) -> bool:
         """The request ended, well or by abort. True: vLLM must keep its blocks until they are sent."""
         request_id = request.request_id
         record = self._records.pop(request_id, None)
         if record is None:
             return False
+        # vLLM keeps what is in the tables, but no longer what a window has left behind.
+        self.saving.reclaim(record, tables)
         if record.chain is not None and self._saves:
-            self._save_last(record, table)
+            self._save_last(record, tables)
         hold = self.tracker.finished(request_id)
         if hold:
-            self._meta.finishing.append(request_id)
+            self._outbox.meta.finishing.append(request_id)
         return hold
 
-    def _save_last(self, record: _Record, table: list[int]) -> None:
+    def _save_last(self, record: Record, tables: Tables) -> None:
         """Blocks whose last tokens were confirmed only now (asynchronous scheduling)."""
         request = record.request
         if self.tracker.phase(request.request_id) is not Phase.COMPUTING:
             return
         computed = request.num_computed_tokens - request.num_in_flight_tokens
-        blocks = min(computed, request.num_tokens) // self._grid.block_tokens
-        if blocks > record.saved:
-            self._save(record, blocks, table)
+        confirmed = min(computed, request.num_tokens)
+        if self.saving.due(record, confirmed):
+            self._save(record, confirmed, tables)
 
     def reset(self) -> None:
         """Weights may have changed under us: nothing stored so far is offered by this process again.
@@ -440,18 +352,17 @@ class SchedulerSide:
         self._rotation = secrets.token_hex(16)
         for record in self._records.values():
             record.chain = None
-        self._bad = BadKeys()
+        self._bad.clear()
 
     def pending(self) -> dict[str, int]:
         """Sizes of every map, for tests and diagnosis: all zero when nothing is under way."""
         return {
             "records": len(self._records),
             "tracked": len(self.tracker),
-            "saves": len(self._save_states),
-            "pending_keys": len(self._pending_keys),
             "loads": len(self._load_prints),
-            "retries": len(self._retries),
-            "unsent": len(self._meta.loads) + len(self._meta.saves) + len(self._meta.finishing),
+            "exposed": sum(len(record.exposed) for record in self._records.values()),
+            "unsent": self._outbox.unsent(),
+            **self.saving.pending(),
         }
 
     def take_stats(self) -> UcmStats | None:
@@ -466,18 +377,9 @@ class SchedulerSide:
         self._records.clear()
 
 
-def _only(op: TransferOp, rows: npt.NDArray[np.int64], op_id: int) -> TransferOp:
-    """The operation restricted to some of its rows."""
-    return TransferOp(
-        op_id,
-        op.request_id,
-        op.links[rows],
-        op.blocks[rows],
-        op.pages[rows],
-        op.begin,
-        op.end,
-        op.attempt,
-    )
+def _array(said: Present) -> npt.NDArray[np.bool_]:
+    assert not isinstance(said, int), "our stores answer per block"
+    return said
 
 
 def _must_compute_all(request: Request) -> bool:

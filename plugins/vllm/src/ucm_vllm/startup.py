@@ -105,16 +105,16 @@ def _local_rank() -> int:
 def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
     """What an operator wants to see once, from the scheduler: choices, sizes, and warnings."""
     facts, manifest = deployment.facts, deployment.manifest
-    row = deployment.placement.row
-    block = row.shard_bytes * len(row.layers)
+    rows = deployment.placement.table.chains
+    block = sum(row.shard_bytes * len(row.layers) for row in rows)
     lines = [
         f"UCM: pipeline {config.pipeline.name} ({config.pipeline.summary})",
         f"  configuration: {config.origin}",
         f"  directories: {', '.join(map(str, deployment.settings.roots)) or 'none'}",
         f"  namespace {manifest.name}: stored blocks of {manifest.block_tokens} tokens "
         f"({format_size(block)} each), {manifest.head_slices} head slice(s)",
-        f"  model: {row.name}, {len(row.layers)} layers, vLLM blocks of {facts.engine_block} tokens, "
-        f"tp {facts.tp} pp {len(facts.stages)}",
+        f"  model: {', '.join(f'{row.name} ({len(row.layers)} layers)' for row in rows)}; vLLM blocks "
+        f"of {facts.alignment} tokens in {facts.tables} group(s), tp {facts.tp} pp {len(facts.stages)}",
         f"  weights identity: {deployment.weights_source}",
         "  loads before the request runs (async direct); saves in the step that completes a block",
     ]

@@ -31,7 +31,10 @@ COUNTERS: dict[str, tuple[str, bool]] = {
     "save_bytes": ("Bytes that became durable.", False),
     "save_failed_blocks": ("Stored blocks that were not saved, by kind.", True),
     "load_seconds": ("Time from submission to result of loads, summed.", False),
-    "preempt_wait_seconds": ("Time the engine waited for source copies at preemption.", False),
+    "preempt_wait_seconds": (
+        "Time the engine waited for copies out of blocks that it took back (preemption, windows).",
+        False,
+    ),
     "anomalies": ("Events that did not fit a request's state; please report them.", False),
 }
 

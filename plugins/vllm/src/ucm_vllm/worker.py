@@ -1,7 +1,7 @@
 """Worker side: moves the bytes of this rank's coordinates and reports what became of them.
 
 Called by the model runner from one thread, once per step, in the order of the connector interface.
-Tasks are submitted and polled; only ``drain_preempted`` and idle steps wait, bounded. Every load and
+Tasks are submitted and polled; only ``drain`` and idle steps wait, bounded. Every load and
 save operation is reported exactly once, whatever happens to it:
 
 * a load: in ``finished`` (request id), with the blocks that did not arrive, and with its bad rows;
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.adapter.blocks import PageMap
+from ucm_core.adapter.blocks import NO_PAGE, PageMap
 from ucm_core.errors import UcmError
 from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import BlockStore, Status, Task, TaskState
 from ucm_vllm.identity import object_ids
-from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.messages import RowBlocks, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.stats import UcmStats
 
 _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
@@ -41,26 +41,29 @@ DEADLINE_SLACK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One coordinate of this rank: its store, ids and addresses.
+    """One coordinate of this rank: its row, store, ids and addresses.
 
     ``replica``/``replicas``: content equal on several ranks has one writer per block, elected by block
-    index. ``block_bytes``: bytes of one stored block at this coordinate.
+    index. ``block_bytes``: bytes of one stored block at this coordinate. ``windowed``: vLLM may take
+    its blocks back while their request runs.
     """
 
+    row: int
     store: BlockStore
     seed: bytes
     pages: PageMap
     block_bytes: int
     replica: int = 0
     replicas: int = 1
+    windowed: bool = False
 
 
 @dataclass(slots=True)
 class _Part:
-    """One lane's share of an operation: its task, and the operation's rows that it covers."""
+    """One lane's share of an operation: its task, and the numbers of the blocks that it covers."""
 
     lane: Lane
-    rows: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
     task: Task | None
     refused: Status = Status.REJECTED
 
@@ -85,18 +88,29 @@ class _Report:
     """What the next collection calls will hand to vLLM."""
 
     received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
     failed_pages: set[int] = field(default_factory=set)
     meta: UcmWorkerMetadata = field(default_factory=UcmWorkerMetadata)
 
 
 class WorkerSide:
-    """See the module text. ``lanes`` may be empty (``use_lite``): then every operation ends at once."""
+    """See the module text. ``lanes`` may be empty (``use_lite``): then every operation ends at once.
+
+    ``by_pages``: vLLM keeps what arrived of a failed load and goes on from the first block that did
+    not, so it is told engine blocks. Else it starts the request over, and is told the request.
+    """
 
     def __init__(
-        self, lanes: Sequence[Lane], *, timeout_s: float, stats: UcmStats | None = None
+        self,
+        lanes: Sequence[Lane],
+        *,
+        timeout_s: float,
+        by_pages: bool = True,
+        stats: UcmStats | None = None,
     ) -> None:
         self._lanes = list(lanes)
         self._limit_s = timeout_s + DEADLINE_SLACK_S
+        self._by_pages = by_pages
         self.stats = stats if stats is not None else UcmStats()
         self._loads: dict[int, _Load] = {}
         self._saves: dict[int, _Save] = {}
@@ -112,35 +126,41 @@ class WorkerSide:
         """Submit one task per request and coordinate. Returns at once."""
         self._idle = meta.idle
         for op in meta.loads:
-            rows = np.arange(len(op.blocks))
-            parts = [self._submit(lane, op, rows, load=True) for lane in self._lanes]
-            self._loads[op.op_id] = _Load(op, parts, time.monotonic())
+            self._loads[op.op_id] = _Load(op, self._submit(op, load=True), time.monotonic())
 
-    def _submit(
-        self, lane: Lane, op: TransferOp, rows: npt.NDArray[np.int64], *, load: bool
-    ) -> _Part:
-        if not len(rows):
-            return _Part(lane, rows, None, Status.OK)
-        layers = lane.pages.layers
-        blocks = op.blocks[rows]
-        ids = np.repeat(object_ids(lane.seed, op.links[rows]), layers, axis=0)
-        shards = lane.pages.shards(len(rows))
+    def _submit(self, op: TransferOp, *, load: bool) -> list[_Part]:
+        """Hand the operation to the stores of the lanes that take part."""
+        parts = []
+        for blocks, offset in zip(op.parts, op.offsets, strict=True):
+            for lane in self._lanes:
+                if lane.row == blocks.row:
+                    rows = np.arange(len(blocks)) if load else _elected(lane, op, blocks)
+                    parts.append(_Part(lane, rows + offset, None, Status.OK))
+                    if len(rows):
+                        self._submit_part(parts[-1], op, blocks.only(rows), load=load)
+        return parts
+
+    def _submit_part(self, part: _Part, op: TransferOp, blocks: RowBlocks, *, load: bool) -> None:
+        lane = part.lane
+        ids = np.repeat(object_ids(lane.seed, blocks.links), lane.pages.layers, axis=0)
+        shards = lane.pages.shards(len(blocks))
         try:
             if load:
-                addresses = lane.pages.addresses(op.pages[rows], blocks, op.begin, op.end)
-                return _Part(lane, rows, lane.store.load(ids, shards, addresses))
-            addresses = lane.pages.addresses(op.pages[rows], blocks)
-            return _Part(lane, rows, lane.store.dump(ids, shards, addresses))
+                at = lane.pages.addresses(blocks.pages, blocks.blocks, op.begin, op.end)
+                part.task = lane.store.load(ids, shards, at)
+            else:
+                at = lane.pages.addresses(blocks.pages, blocks.blocks)
+                part.task = lane.store.dump(ids, shards, at)
         except (UcmError, ValueError) as error:
+            part.refused = Status.REJECTED
             _log.error(
                 "load refused" if load else "save refused",
                 "%s of %d blocks of request %s was refused by the store: %s",
                 "load" if load else "save",
-                len(rows),
+                len(blocks),
                 op.request_id,
                 error,
             )
-            return _Part(lane, rows, None)
 
     def _await_first_load(self) -> None:
         """A step that computes nothing waits a moment for the oldest load instead of spinning: vLLM
@@ -161,11 +181,11 @@ class WorkerSide:
 
     def _end_load(self, load: _Load, now: float) -> None:
         op = load.op
-        bad = np.zeros(len(op.blocks), dtype=bool)
+        bad = np.zeros(len(op), dtype=bool)
         for part in load.parts:
             statuses = _block_statuses(part)
             failed = statuses != Status.OK
-            bad[part.rows[failed]] = True
+            bad[part.numbers[failed]] = True
             self._count_failures("load_failed_blocks", statuses[failed])
             good = int(len(statuses) - failed.sum())
             self.stats.add("load_blocks", good)
@@ -175,35 +195,39 @@ class WorkerSide:
         self.stats.add("load_seconds", now - load.started)
         self._report.received.add(op.request_id)
         if bad.any():
-            rows = np.flatnonzero(bad)
-            self._report.meta.bad[op.op_id] = rows
-            self._report.failed_pages.update(self._loaded_pages(op, rows))
+            numbers = np.flatnonzero(bad)
+            self._report.meta.bad[op.op_id] = numbers
+            if self._by_pages:
+                self._report.failed_pages.update(self._loaded_pages(op, numbers))
+            else:
+                self._report.failed.add(op.request_id)
             _log.warning(
                 "load failed",
-                "%d of %d blocks of request %s could not be loaded (first: stored block %d)%s; the "
-                "engine is told",
-                len(rows),
+                "%d of %d blocks of request %s could not be loaded%s; the engine is told",
+                len(numbers),
                 len(bad),
                 op.request_id,
-                int(op.blocks[rows[0]]),
                 _reasons(load.parts, durable=False),
             )
 
-    def _loaded_pages(self, op: TransferOp, rows: npt.NDArray[np.int64]) -> list[int]:
-        """Engine blocks that rows of a load were meant to fill; never those it had to skip."""
-        pages = op.pages[rows]
-        if not self._lanes:
-            return [int(p) for p in np.unique(pages)]
-        starts = self._lanes[0].pages.grid.starts(op.blocks[rows])
-        return [int(p) for p in np.unique(pages[(starts >= op.begin) & (starts < op.end)])]
+    def _loaded_pages(self, op: TransferOp, numbers: npt.NDArray[np.int64]) -> list[int]:
+        """Engine blocks that these blocks of a load were meant to fill; never those it had to skip."""
+        found: list[int] = []
+        for part in op.only(numbers, op.op_id, op.attempt).parts:
+            meant = part.pages != NO_PAGE
+            grid = next((lane.pages.grid for lane in self._lanes if lane.row == part.row), None)
+            if grid is not None:
+                starts = grid.starts(part.blocks)[:, None, :]
+                meant &= (starts >= op.begin) & (starts < op.end)
+            found += [int(page) for page in np.unique(part.pages[meant])]
+        return found
 
     # -- saves -------------------------------------------------------------------------------------
 
     def start_saves(self, meta: UcmMetadata) -> None:
         """Submit what this step completed. The step's forward pass must be over (or the event given)."""
         for op in meta.saves:
-            parts = [self._submit(lane, op, _elected(lane, op), load=False) for lane in self._lanes]
-            self._saves[op.op_id] = _Save(op, parts, time.monotonic())
+            self._saves[op.op_id] = _Save(op, self._submit(op, load=False), time.monotonic())
             self._reading[op.request_id] = self._reading.get(op.request_id, 0) + 1
         self._finishing.update(meta.finishing)
 
@@ -229,50 +253,49 @@ class WorkerSide:
             del self._reading[request_id]
 
     def _end_save(self, save: _Save) -> None:
-        failed_rows: list[npt.NDArray[np.int64]] = []
+        lost: list[npt.NDArray[np.int64]] = []
         for part in save.parts:
             statuses = _block_statuses(part, durable=True)
             failed = statuses != Status.OK
-            failed_rows.append(part.rows[failed])
+            lost.append(part.numbers[failed])
             self._count_failures("save_failed_blocks", statuses[failed])
             good = int(len(statuses) - failed.sum())
             self.stats.add("save_blocks", good)
             self.stats.add("save_bytes", good * part.lane.block_bytes)
         op_id = save.op.op_id
         self._report.meta.ended[op_id] = 1
-        rows = (
-            np.unique(np.concatenate(failed_rows))
-            if failed_rows
-            else np.arange(len(save.op.blocks))
-        )
-        if len(rows):
-            self._report.meta.failed[op_id] = rows
+        numbers = np.unique(np.concatenate(lost)) if lost else np.arange(len(save.op))
+        if len(numbers):
+            self._report.meta.failed[op_id] = numbers
             _log.warning(
                 "save failed",
                 "%d of %d blocks of request %s were not stored%s; they are computed anew next time",
-                len(rows),
-                len(save.op.blocks),
+                len(numbers),
+                len(save.op),
                 save.op.request_id,
                 _reasons(save.parts, durable=True),
             )
 
-    def drain_preempted(self, meta: UcmMetadata) -> None:
-        """Before this step overwrites blocks: no copy out of a preempted request's blocks may run on.
+    def drain(self, meta: UcmMetadata) -> None:
+        """Before this step overwrites blocks: no copy out of what vLLM took back may run on.
 
-        Waits up to ``PREEMPT_WAIT_S`` in all, then fences what is left.
+        That is all blocks of preempted requests, and those that a window has left behind. Waits up
+        to ``PREEMPT_WAIT_S`` in all, then fences what is left.
         """
-        if not meta.preempted or not self._reading:
+        if not (meta.preempted or meta.reclaimed) or not self._reading:
             return
         started = time.monotonic()
-        preempted = set(meta.preempted)
-        for save in self._saves.values():
-            if save.copied or save.op.request_id not in preempted:
+        preempted, reclaimed = set(meta.preempted), set(meta.reclaimed)
+        for op_id, save in self._saves.items():
+            gone = save.op.request_id in preempted
+            if save.copied or not (gone or op_id in reclaimed):
                 continue
             for part in save.parts:
-                if part.task is not None:
+                if part.task is not None and (gone or part.lane.windowed):
                     left = PREEMPT_WAIT_S - (time.monotonic() - started)
                     part.task.wait(max(0.0, left))
-            self._source_free(save)
+            if gone:
+                self._source_free(save)
         self.stats.add("preempt_wait_seconds", time.monotonic() - started)
 
     def _count_failures(self, name: str, statuses: npt.NDArray[np.uint8]) -> None:
@@ -283,8 +306,9 @@ class WorkerSide:
 
     # -- reports, once per step ----------------------------------------------------------------------
 
-    def poll(self) -> tuple[set[str], set[str]]:
-        """(sent, received): requests whose held blocks are free, and whose loads have ended."""
+    def poll(self) -> tuple[set[str], set[str], set[str]]:
+        """(sent, received, failed): requests whose held blocks are free, whose loads have ended, and
+        those of them that vLLM must start over."""
         if self._loads:
             if self._idle:
                 self._await_first_load()
@@ -296,7 +320,8 @@ class WorkerSide:
             sent = {r for r in self._finishing if r not in self._reading}
             self._finishing -= sent
         received, self._report.received = self._report.received, set()
-        return sent, received
+        failed, self._report.failed = self._report.failed, set()
+        return sent, received, failed
 
     def take_failed_pages(self) -> set[int]:
         """Engine blocks that loads reported by the last :meth:`poll` did not fill."""
@@ -337,11 +362,11 @@ class WorkerSide:
         self._lanes = []
 
 
-def _elected(lane: Lane, op: TransferOp) -> npt.NDArray[np.int64]:
-    """Rows of a save that this rank writes: all of them, or its share of content equal on all."""
+def _elected(lane: Lane, op: TransferOp, blocks: RowBlocks) -> npt.NDArray[np.int64]:
+    """Blocks of a save that this rank writes: all of them, or its share of content equal on all."""
     if lane.replicas == 1:
-        return np.arange(len(op.blocks))
-    return np.flatnonzero((op.blocks + op.attempt) % lane.replicas == lane.replica)
+        return np.arange(len(blocks))
+    return np.flatnonzero((blocks.blocks + op.attempt) % lane.replicas == lane.replica)
 
 
 def _all_checked(parts: list[_Part], *, overdue: bool) -> bool:
@@ -367,13 +392,13 @@ def _ended(part: _Part) -> bool:
 def _block_statuses(part: _Part, *, durable: bool = False) -> npt.NDArray[np.uint8]:
     """``uint8[rows]``: per stored block OK, or the status of its first shard that is not."""
     if part.task is None:
-        return np.full(len(part.rows), part.refused, dtype=np.uint8)
+        return np.full(len(part.numbers), part.refused, dtype=np.uint8)
     if durable:
         results = part.task.durable_results()
         results[results == Status.PENDING] = Status.TIMEOUT  # overdue: counted as not stored
     else:
         results = part.task.wait(0.0)
-    table = np.asarray(results).reshape(len(part.rows), part.lane.pages.layers)
+    table = np.asarray(results).reshape(len(part.numbers), part.lane.pages.layers)
     first_bad = (table != Status.OK).argmax(axis=1)
     picked: npt.NDArray[np.uint8] = table[np.arange(len(table)), first_bad]
     return picked

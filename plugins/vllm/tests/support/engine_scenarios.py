@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from engine_harness.engine import scheduler_connector, worker_connector
-from engine_harness.tamper import damage, objects
+from engine_harness.tamper import DAMAGES, damage, objects
+from ucm_core.identity import ContentChain, chain_root
 from ucm_core.store.contract import Status, TaskState
 
 # -- before an engine is built -----------------------------------------------------------------------
@@ -57,6 +58,23 @@ def damage_before_load(llm: Any, root: str, kind: str, count: int | None = None)
         original(connector, request, blocks, external)
 
     connector.update_state_after_alloc = update_state_after_alloc
+
+
+def damage_blocks(
+    llm: Any, root: str, tokens: list[int], window: int | None, blocks: list[int], kind: str
+) -> None:
+    """Damage the files of some blocks of a prompt, of the store group with this window."""
+    settle(llm)
+    deployment = scheduler_connector(llm)._deployment
+    chain = ContentChain(deployment.manifest.block_tokens, chain_root(None, None))
+    chain.extend(np.array(tokens, dtype=np.int64))
+    for at in deployment.placement.all():
+        if at.row.window == window:
+            names = {bytes(key).hex() for key in chain.object_ids(at.seed)[blocks]}
+            found = [path for path in objects(Path(root)) if path.name in names]
+            assert len(found) == len(blocks), f"{len(found)} of the files {names} are there"
+            for path in found:
+                DAMAGES[kind](path)
 
 
 def settle(llm: Any, timeout_s: float = 20.0) -> None:

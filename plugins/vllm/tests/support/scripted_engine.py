@@ -12,6 +12,8 @@ import hashlib
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,23 @@ from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_groups,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
-    KVCacheGroupSpec,
     KVCacheTensor,
     MLAAttentionSpec,
+    SlidingWindowSpec,
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -44,15 +52,25 @@ from ucm_vllm.connector import UCMConnector
 from ucm_vllm.deployment import Deployment, Settings
 from ucm_vllm.identity import AdapterKeys, request_chain
 
-LAYERS, HEADS, HEAD_SIZE = 2, 2, 4
+HEADS, HEAD_SIZE = 2, 4
 
 
 class World:
-    """What outlives an engine: the directory of the namespace and the stored objects."""
+    """What outlives an engine: the model, the directory of the namespace and the stored objects.
 
-    def __init__(self, folder: Path, *, auto: bool = True) -> None:
+    ``windows``: per layer of the model the length of its sliding window, None for full attention.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        auto: bool = True,
+        windows: Sequence[int | None] = (None, None),
+    ) -> None:
         self.folder = folder
         self.auto = auto
+        self.windows = tuple(windows)
         self.objects: dict[bytes, list[bytes | None]] = {}
         self.faults: dict[bytes, Any] = {}
         self.stores: list[MemoryStore] = []
@@ -64,7 +82,7 @@ class World:
             "model_type": "llama",
             "hidden_size": 16,
             "intermediate_size": 16,
-            "num_hidden_layers": LAYERS,
+            "num_hidden_layers": len(self.windows),
             "num_attention_heads": HEADS,
             "num_key_value_heads": HEADS,
             "head_dim": HEAD_SIZE,
@@ -98,6 +116,7 @@ class ScriptedConnector(UCMConnector):
         return 0, 0
 
     def deployment_store(self) -> MemoryStore:
+        """The store of a one-group model."""
         (store,) = self._deployment._stores.values()
         assert isinstance(store, MemoryStore)
         return store
@@ -126,33 +145,70 @@ def vllm_config(world: World, **overrides: Any) -> VllmConfig:
     return EngineArgs(**args).create_engine_config()
 
 
-def kv_cache_config(config: VllmConfig, blocks: int, *, mla: bool = False) -> KVCacheConfig:
-    size = config.cache_config.block_size
-    spec: FullAttentionSpec
+def _spec(size: int, window: int | None, mla: bool) -> AttentionSpec:
     if mla:
-        spec = MLAAttentionSpec(
+        return MLAAttentionSpec(
             block_size=size,
             num_kv_heads=1,
             head_size=HEAD_SIZE,
             dtype=torch.float32,
             max_tp_shards=1,
         )
-    else:
-        spec = FullAttentionSpec(
-            block_size=size, num_kv_heads=HEADS, head_size=HEAD_SIZE, dtype=torch.float32
+    shape: dict[str, Any] = {"num_kv_heads": HEADS, "head_size": HEAD_SIZE, "dtype": torch.float32}
+    if window is not None:
+        return SlidingWindowSpec(block_size=size, sliding_window=window, **shape)
+    return FullAttentionSpec(block_size=size, **shape)
+
+
+def kv_cache_config(
+    config: VllmConfig,
+    blocks: int,
+    *,
+    mla: bool = False,
+    windows: Sequence[int | None] = (None, None),
+) -> KVCacheConfig:
+    """As vLLM builds it: its own grouping, and groups that overlay each other in one memory."""
+    size = config.cache_config.block_size
+    specs = {
+        f"model.layers.{i}.self_attn.attn": _spec(size, window, mla)
+        for i, window in enumerate(windows)
+    }
+    config.cache_config.kv_cache_layout = "LBHNC"
+    groups = get_kv_cache_groups(config, specs)
+    page = next(iter(specs.values())).page_size_bytes
+    slots = max(len(group.layer_names) for group in groups)
+    tensors = [
+        KVCacheTensor(
+            size=page * blocks * slots,
+            layers=group.layer_names,
+            layer_stride=page * blocks,
+            block_stride=page,
         )
-    names = [f"model.layers.{i}.self_attn.attn" for i in range(LAYERS)]
-    page = spec.page_size_bytes
-    tensor = KVCacheTensor(
-        size=page * blocks * LAYERS, layers=names, layer_stride=page * blocks, block_stride=page
-    )
+        for group in groups
+    ]
     return KVCacheConfig(
         num_blocks=blocks,
-        kv_cache_tensors=[tensor],
-        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+        kv_cache_tensors=tensors,
+        kv_cache_groups=groups,
         kv_cache_layout="LBHNC",
         hash_block_size=size,
     )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the scripted model. Layers of different groups share a ``slot`` of the memory."""
+
+    index: int
+    name: str
+    group: int
+    slot: int
+    window: int | None
+
+    def needed(self, start: int) -> np.ndarray:
+        """Computed positions that a token at ``start`` still reads."""
+        first = 0 if self.window is None else max(0, start - self.window + 1)
+        return np.arange(first, start)
 
 
 class ScriptedEngine:
@@ -178,7 +234,7 @@ class ScriptedEngine:
         self.world = world
         self.depth, self.lagging = depth, lagging
         self.config = vllm_config(world, async_scheduling=depth > 1, **overrides)
-        self.kv = kv_cache_config(self.config, blocks, mla=mla)
+        self.kv = kv_cache_config(self.config, blocks, mla=mla, windows=world.windows)
         self.config.cache_config.num_gpu_blocks = blocks
         self.block = self.config.cache_config.block_size
         init_none_hash(sha256)
@@ -194,11 +250,28 @@ class ScriptedEngine:
         self.connector: ScriptedConnector = self.scheduler.connector  # type: ignore[assignment]
         self.worker = ScriptedConnector(self.config, KVConnectorRole.WORKER, self.kv)
         heads, cell = (1, HEAD_SIZE) if mla else (HEADS, 2 * HEAD_SIZE)
-        self.memory = torch.full((LAYERS, blocks, heads, self.block, cell), -1.0)
-        names = self.kv.kv_cache_groups[0].layer_names
-        self.worker.register_kv_caches({n: self.memory[i] for i, n in enumerate(names)})
-        self.store = world.stores[-1]
-        self.tables: dict[str, list[int]] = {}
+        groups = self.kv.kv_cache_groups
+        slots = max(len(group.layer_names) for group in groups)
+        self.memory = torch.full((slots, blocks, heads, self.block, cell), -1.0)
+        self.layers = sorted(
+            (
+                Layer(
+                    extract_layer_index(name),
+                    name,
+                    g,
+                    slot,
+                    world.windows[extract_layer_index(name)],
+                )
+                for g, group in enumerate(groups)
+                for slot, name in enumerate(group.layer_names)
+            ),
+            key=lambda layer: layer.index,
+        )
+        opened = len(world.stores)
+        self.worker.register_kv_caches({la.name: self.memory[la.slot] for la in self.layers})
+        self.stores = world.stores[opened:]
+        self.store = self.stores[-1]
+        self.tables: dict[str, list[list[int]]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.salts: dict[str, str] = {}
         self._known: dict[str, tuple[list[int], list[int]]] = {}
@@ -275,8 +348,11 @@ class ScriptedEngine:
         worker.handle_preemptions(meta)
         worker.bind_connector_metadata(meta)
         starts = self._update_tables(output)
-        sampled = [self._compute(r, starts[r], n) for r, n in output.num_scheduled_tokens.items()]
-        worker.start_load_kv(None)  # type: ignore[arg-type]
+        if output.has_sync_kv_loads:
+            worker.start_load_kv(None)  # type: ignore[arg-type]
+        sampled = self._compute(output, starts)
+        if not output.has_sync_kv_loads:
+            worker.start_load_kv(None)  # type: ignore[arg-type]
         worker.wait_for_save()
         results = worker.get_transfer_results(output.finished_req_ids)
         report = KVConnectorOutput(
@@ -315,40 +391,58 @@ class ScriptedEngine:
         """What a model runner keeps: block tables and tokens. Returns where each request starts."""
         starts = {}
         for new in output.scheduled_new_reqs:
-            self.tables[new.req_id] = list(new.block_ids[0])
+            self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
             prompt = new.prompt_token_ids
             self.tokens[new.req_id] = [0] * new.prompt_len if prompt is None else list(prompt)
             starts[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for i, req_id in enumerate(cached.req_ids):
-            blocks = cached.new_block_ids[i]
+            blocks = cached.new_block_ids[i] or ()
             starts[req_id] = cached.num_computed_tokens[i]
             if req_id in cached.resumed_req_ids:
-                self.tables[req_id] = list(blocks[0]) if blocks else []
+                self.tables[req_id] = [[] for _ in self.kv.kv_cache_groups]
                 self.tokens[req_id] = list(cached.all_token_ids[req_id])
-            elif blocks:
-                self.tables[req_id] += blocks[0]
+            for table, new_ids in zip(self.tables[req_id], blocks, strict=False):
+                table += new_ids
         return starts
 
     # -- the model ---------------------------------------------------------------------------------------
 
-    def _compute(self, req_id: str, start: int, count: int) -> list[int]:
-        end = start + count
+    def _compute(self, output: SchedulerOutput, starts: dict[str, int]) -> list[list[int]]:
+        """The forward pass, layer by layer with the connector's hooks, and the sampled tokens."""
+        ends = {r: starts[r] + n for r, n in output.num_scheduled_tokens.items()}
+        values = {
+            r: np.array(self._values(r, self.tokens[r][:end]), dtype=np.float32)
+            for r, end in ends.items()
+        }
+        for layer in self.layers if ends else ():
+            self.worker.wait_for_layer_load(layer.name)
+            for req_id, end in ends.items():
+                self._compute_layer(layer, req_id, values[req_id], starts[req_id], end)
+            self.worker.save_kv_layer(layer.name, self.memory[layer.slot], None)  # type: ignore[arg-type]
+        return [self._sample(r, int(values[r][-1]), end) for r, end in ends.items()]
+
+    def _sample(self, req_id: str, last: int, end: int) -> list[int]:
         tokens = self.tokens[req_id]
-        cells = np.array(self._values(req_id, tokens[:end]), dtype=np.float32)
-        table = np.array(self.tables[req_id])
-        if self.check_bytes and start:
-            where = self._where(table, np.arange(start))
-            wrong = (self.memory.numpy()[where] != expand(cells[:start], self.memory)).any(
-                axis=(1, 2, 3)
-            )
-            assert not wrong.any(), f"{req_id}: wrong bytes at position {int(wrong.argmax())}"
-        where = self._where(table, np.arange(start, end))
-        self.memory.numpy()[where] = expand(cells[start:], self.memory)
         if end < len(tokens):
             return []
-        tokens.append(next_token(int(cells[-1])))
+        tokens.append(next_token(last))
         return [tokens[-1]]
+
+    def _compute_layer(
+        self, layer: Layer, req_id: str, values: np.ndarray, start: int, end: int
+    ) -> None:
+        table = np.array(self.tables[req_id][layer.group])
+        memory = self.memory.numpy()[layer.slot]
+        if self.check_bytes and start:
+            read = layer.needed(start)
+            wrong = (memory[self._where(table, read)] != expand(values[read], layer, memory)).any(
+                axis=(1, 2)
+            )
+            assert not wrong.any(), (
+                f"{req_id}: wrong bytes in layer {layer.index} at position {int(read[wrong.argmax()])}"
+            )
+        memory[self._where(table, np.arange(start, end))] = expand(values[start:], layer, memory)
 
     def _values(self, req_id: str, tokens: list[int]) -> list[int]:
         """``prefix_values`` of the request, computed once per token."""
@@ -359,12 +453,12 @@ class ScriptedEngine:
         return values[: len(tokens)]
 
     def _where(self, table: np.ndarray, positions: np.ndarray) -> tuple[Any, ...]:
-        """Index of the cells ``[positions, layers, heads, cell]`` in the memory."""
-        return slice(None), table[positions // self.block], slice(None), positions % self.block
+        """Index of the cells ``[positions, heads, cell]`` in a layer's memory."""
+        return table[positions // self.block], slice(None), positions % self.block
 
     def all_tasks(self) -> list[MemoryTask]:
         """Every load and dump this engine's worker has submitted, in order."""
-        return list(self.store.tasks)
+        return [task for store in self.stores for task in store.tasks]
 
     def grid_tokens(self) -> int:
         """Tokens of a stored block."""
@@ -410,11 +504,11 @@ def expected(tokens: list[int], count: int, salt: str = "") -> list[int]:
     return known[len(tokens) :]
 
 
-def expand(values: np.ndarray, memory: torch.Tensor) -> np.ndarray:
-    """``float32[positions, layers, heads, cell]``: different in every element, exact."""
-    layers, _, heads, _, cell = memory.shape
-    grid = np.arange(layers * heads * cell, dtype=np.float32).reshape(layers, heads, cell)
-    return values[:, None, None, None] + grid / 1024
+def expand(values: np.ndarray, layer: Layer, memory: np.ndarray) -> np.ndarray:
+    """``float32[positions, heads, cell]``: different in every element and layer, exact."""
+    _, heads, _, cell = memory.shape
+    grid = np.arange(heads * cell, dtype=np.float32).reshape(heads, cell)
+    return values[:, None, None] + (grid + layer.index * heads * cell) / 1024
 
 
 def prompt(seed: int, length: int) -> list[int]:

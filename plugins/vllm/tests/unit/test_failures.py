@@ -9,7 +9,6 @@ import pytest
 
 from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.store.contract import Status
-from ucm_vllm.keys import BadKeys
 
 
 def _block_id(engine: ScriptedEngine, tokens: list[int], block: int) -> bytes:
@@ -78,7 +77,7 @@ def test_a_request_fails_one_load_at_most(engine, world: World) -> None:
     request = e.add("b", tokens)
     e.step()
     assert e.counted["load_failed_blocks|corrupt"] == 1
-    e.connector._sched._bad = BadKeys()
+    e.connector._sched._bad.clear()
     assert e.connector.get_num_new_matched_tokens(request, 0) == (0, False)
     e.run()
 

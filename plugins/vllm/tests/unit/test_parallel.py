@@ -15,12 +15,13 @@ from ucm_core.adapter.layout import LayoutDescriptor
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.store.contract import Status
-from ucm_vllm.facts import Facts
-from ucm_vllm.messages import TransferOp, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.facts import Facts, PageKind
+from ucm_vllm.messages import RowBlocks, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.placement import Placement
 from ucm_vllm.worker import Lane, WorkerSide
 
-GQA = Facts(
+LAYERS = 6
+GQA_KIND = PageKind(
     kind="full",
     engine_block=32,
     heads=8,
@@ -29,16 +30,32 @@ GQA = Facts(
     head_size_v=64,
     cell_bytes=256,
     dtype="bfloat16",
-    kv_cache_dtype="auto",
-    physical_order="LBNHC",
-    packing="",
-    stages=((0, 6),),
-    tp=1,
-    replicas=1,
 )
-MLA = replace(
-    GQA, kind="mla", heads=1, total_heads=1, head_size=576, head_size_v=0, cell_bytes=1152
+MLA_KIND = replace(
+    GQA_KIND, kind="mla", heads=1, total_heads=1, head_size=576, head_size_v=0, cell_bytes=1152
 )
+
+
+def _facts(
+    kind: PageKind = GQA_KIND,
+    *,
+    stages: tuple[tuple[int, int], ...] = ((0, LAYERS),),
+    tp: int = 1,
+    order: str = "LBNHC",
+    **changes: Any,
+) -> Facts:
+    return Facts(
+        kinds=(replace(kind, **changes),),
+        kind_of=(0,) * LAYERS,
+        table_of=(0,) * LAYERS,
+        tables=1,
+        kv_cache_dtype="auto",
+        physical_order=order,
+        stages=stages,
+        tp=tp,
+    )
+
+
 IDENTITY = ModelIdentity(weights="id:x", kv_dtype="bf16")
 
 
@@ -47,51 +64,51 @@ def _place(facts: Facts, slices: int = 1) -> Placement:
 
 
 def test_two_ranks_of_two_slices_hold_one_each_and_one_rank_holds_both() -> None:
-    split = _place(replace(GQA, tp=2, heads=4), 2)
-    whole = _place(GQA, 2)
+    split = _place(_facts(tp=2, heads=4), 2)
+    whole = _place(_facts(), 2)
     seeds = [at.seed for at in whole.of_rank(0, 0)]
     assert [at.seed for rank in (0, 1) for at in split.of_rank(0, rank)] == seeds
-    assert [split.run(at.coordinate)[1] for at in split.of_rank(0, 1)] == [0]
-    assert [whole.run(at.coordinate)[1] for at in whole.of_rank(0, 0)] == [0, 4 * 256]
+    assert [split.run(at)[1] for at in split.of_rank(0, 1)] == [0]
+    assert [whole.run(at)[1] for at in whole.of_rank(0, 0)] == [0, 4 * 256]
     for at in whole.all():
-        assert str(whole.layout(at.coordinate)) == str(split.layout(at.coordinate))
+        assert str(whole.layout(at)) == str(split.layout(at))
 
 
 def test_a_rank_that_would_hold_part_of_a_slice_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="part of a slice"):
-        _place(replace(GQA, tp=2, heads=4), 1)
+        _place(_facts(tp=2, heads=4), 1)
 
 
 def test_more_ranks_than_heads_hold_copies() -> None:
-    facts = replace(GQA, total_heads=2, heads=1, tp=4, replicas=2)
+    facts = _facts(total_heads=2, heads=1, tp=4, replicas=2)
     placement = _place(facts, 4)
     seeds = [[at.seed for at in placement.of_rank(0, rank)] for rank in range(4)]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
 
 
 def test_stages_are_layer_ranges_and_uneven_ones_too() -> None:
-    placement = _place(replace(GQA, stages=((0, 2), (2, 6))))
+    placement = _place(_facts(stages=((0, 2), (2, 6))))
     assert [at.coordinate.layers for at in placement.all()] == [(0, 1), (2, 3, 4, 5)]
     assert [at.coordinate.layers for at in placement.of_rank(1, 0)] == [(2, 3, 4, 5)]
-    whole = _place(GQA)
+    whole = _place(_facts())
     assert not {at.seed for at in placement.all()} & {at.seed for at in whole.all()}
 
 
 def test_mla_is_one_object_on_all_ranks() -> None:
-    placement = _place(replace(MLA, tp=4, replicas=4))
+    placement = _place(_facts(MLA_KIND, tp=4, replicas=4))
     assert len({placement.of_rank(0, rank)[0].seed for rank in range(4)}) == 1
-    assert placement.all()[0].seed == _place(MLA).all()[0].seed
+    assert placement.all()[0].seed == _place(_facts(MLA_KIND)).all()[0].seed
 
 
-@pytest.mark.parametrize("facts", [GQA, MLA, replace(GQA, physical_order="LBHNC")])
+@pytest.mark.parametrize("facts", [_facts(), _facts(MLA_KIND), _facts(order="LBHNC")])
 def test_descriptors_say_how_many_bytes_a_shard_has(facts: Facts) -> None:
     placement = _place(facts)
     (at,) = placement.all()
-    run, _ = placement.run(at.coordinate)
-    layout = placement.layout(at.coordinate)
+    run, _ = placement.run(at)
+    layout = placement.layout(at)
     assert layout == LayoutDescriptor.parse(str(layout))
     assert layout.shard_count == 6
-    assert layout.shard_bytes == placement.grid.pieces * run.nbytes * run.count
+    assert layout.shard_bytes == placement.rows[0].grid.pieces * run.nbytes * run.count
 
 
 # -- elected writers -----------------------------------------------------------------------------------
@@ -124,8 +141,9 @@ def _ranks(
 def _save(op_id: int, blocks: list[int], attempt: int = 0) -> TransferOp:
     rng = np.random.default_rng(1)
     links = rng.integers(0, 256, (16, 32), dtype=np.uint8)[blocks]
-    pages = np.array([[2 * b + 1, 2 * b + 2] for b in blocks], dtype=np.int32)
-    return TransferOp(op_id, "r", links, np.array(blocks), pages, 0, 10_000, attempt)
+    pages = np.array([[[2 * b + 1, 2 * b + 2]] for b in blocks], dtype=np.int32)
+    part = RowBlocks(0, links, np.array(blocks), pages)
+    return TransferOp(op_id, "r", (part,), 0, 10_000, attempt)
 
 
 def _rows(store: MemoryStore) -> int:
@@ -162,7 +180,7 @@ def test_a_failed_save_is_taken_over_once_per_rank(engine, world: World) -> None
     """One failure never loses the block; when every rank has failed it is given up."""
     e = engine(mla=True)
     side = e.connector._sched
-    side._replicas = 2
+    side.saving.replicas = 2
     e.add("a", prompt(1, 200), max_tokens=6)
     e.store.auto = False
     e.step()
@@ -183,7 +201,7 @@ def test_a_failed_save_is_taken_over_once_per_rank(engine, world: World) -> None
 
 def test_takeover_is_dropped_when_the_blocks_are_gone(engine, world: World) -> None:
     e = engine(mla=True)
-    e.connector._sched._replicas = 2
+    e.connector._sched.saving.replicas = 2
     e.add("a", prompt(1, 200), max_tokens=2)
     e.store.auto = False
     e.step()
@@ -220,11 +238,12 @@ def test_lanes_of_one_worker_are_all_needed(world: World) -> None:
     assert len(world.objects) == 4
     from ucm_vllm.identity import object_ids
 
-    gone = bytes(object_ids(other.seed, _save(1, [1]).links)[0])
+    gone = bytes(object_ids(other.seed, _save(1, [1]).parts[0].links)[0])
     del world.objects[gone]
     worker.start_loads(UcmMetadata(loads=[_save(2, [0, 1])]))
-    sent, received = worker.poll()
+    sent, received, failed = worker.poll()
     assert received == {"r"}
+    assert failed == set()  # vLLM is told engine blocks
     meta = worker.take_metadata()
     assert meta is not None
     assert list(meta.bad[2]) == [1]

@@ -17,7 +17,6 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MambaSpec,
     SinkFullAttentionSpec,
-    SlidingWindowSpec,
 )
 
 from scripted_engine import ScriptedConnector, World, kv_cache_config, vllm_config
@@ -50,15 +49,9 @@ MAMBA = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,))
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
-        (
-            [FullAttentionSpec(**FULL), SlidingWindowSpec(**FULL, sliding_window=64)],
-            "2 KV cache groups",
-        ),
-        ([SlidingWindowSpec(**FULL, sliding_window=64)], "sliding windows"),
         ([MAMBA], "recurrent states"),
         ([SinkFullAttentionSpec(**FULL, sink_len=4)], "sink blocks"),
         ([UnheardOfSpec(**FULL)], "unknown KV cache spec UnheardOfSpec"),
-        ([FullAttentionSpec(**FULL, sliding_window=64)], "sliding_window=64"),
         ([FullAttentionSpec(**FULL, attention_chunk_size=64)], "attention_chunk_size=64"),
         ([FullAttentionSpec(**FULL, non_causal=True)], "non-causal"),
         ([FullAttentionSpec(**FULL, tokens_per_state=4)], "compressed"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -96,7 +97,34 @@ def test_storm(engine, world: World, seed: int, depth: int, lagging: bool) -> No
         depth=depth,
         lagging=lagging,
     )
-    e.store.copy_when_waited = bool(seed % 4)
+    _check_storm(e, rng, seed)
+
+
+@pytest.mark.parametrize(
+    ("depth", "lagging"),
+    [(1, False), (2, False), (2, True)],
+    ids=["sync", "async", "async-lagging"],
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_storm_over_windows(engine, tmp_path: Path, seed: int, depth: int, lagging: bool) -> None:
+    """B07: blocks that a window leaves behind are reused while they are being copied."""
+    world = World(tmp_path, auto=False, windows=(48, 48, None) if seed % 2 else (80, None))
+    rng = random.Random(seed + 100)
+    e = ScriptedEngine(
+        world,
+        blocks=36 + 6 * (seed % 3),
+        max_num_seqs=4,
+        max_num_batched_tokens=rng.choice([64, 96, 256]),
+        depth=depth,
+        lagging=lagging,
+    )
+    _check_storm(e, rng, seed)
+    e.close()
+
+
+def _check_storm(e: ScriptedEngine, rng: random.Random, seed: int) -> None:
+    for store in e.stores:
+        store.copy_when_waited = bool(seed % 4)
     asked = _storm(e, rng, steps=150)
     _drain(e)
     assert e.pending() == {}

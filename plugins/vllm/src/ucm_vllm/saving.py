@@ -1,0 +1,180 @@
+"""Scheduler side: which blocks are saved when, who still reads what, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ucm_core.adapter.tracker import Phase, RequestTracker
+from ucm_vllm.keys import BadKeys, PendingKeys
+from ucm_vllm.messages import Outbox, RowBlocks, UcmWorkerMetadata
+from ucm_vllm.placement import Placement, RowPlace
+from ucm_vllm.records import Record, SaveState
+from ucm_vllm.row_blocks import (
+    Tables,
+    has_moved,
+    part_prints,
+    row_blocks,
+    row_links,
+    row_prints,
+    to_save,
+)
+
+_NONE = np.zeros(0, dtype=bool)
+
+
+class Saving:
+    """Saves of all requests, from the step that completes a block until every worker has ended it.
+
+    ``workers``: ranks that report each operation. Used from the scheduler's thread only; appends to
+    ``outbox``, tells ``tracker`` when a source is read and free, and ``bad`` which blocks were stored anew.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        outbox: Outbox,
+        tracker: RequestTracker,
+        bad: BadKeys,
+        workers: int,
+    ) -> None:
+        self._rows = placement.rows
+        self._grain = placement.grain
+        self._outbox = outbox
+        self._tracker = tracker
+        self._bad = bad
+        self._workers = workers
+        # Content equal on several ranks: a save that one of them failed is taken over by the next.
+        self.replicas = placement.facts.replicas
+        self._pending_keys = PendingKeys()
+        self._states: dict[int, SaveState] = {}
+        self._retries: list[SaveState] = []
+
+    # -- what to save ------------------------------------------------------------------------------------
+
+    def due(self, record: Record, confirmed: int) -> bool:
+        """True when the tokens up to ``confirmed`` complete a block that nobody has thought of."""
+        return confirmed - record.saved >= self._grain
+
+    def save(self, record: Record, confirmed: int, tables: Tables) -> None:
+        """Issue a save of the blocks up to token ``confirmed`` that nobody has stored or is storing.
+
+        The record's chain must reach that far.
+        """
+        confirmed = confirmed // self._grain * self._grain
+        parts = [self._missing(record, place, confirmed, tables) for place in self._rows]
+        record.saved = confirmed
+        kept = tuple(part for part in parts if len(part))
+        if kept:
+            self._open(SaveState(record, self._outbox.op(record.request.request_id, kept)))
+
+    def _missing(
+        self, record: Record, place: RowPlace, confirmed: int, tables: Tables
+    ) -> RowBlocks:
+        """Blocks of a row in ``[saved, confirmed)`` that are neither stored nor being stored."""
+        chain, size = record.chain, place.row.block_tokens
+        assert chain is not None
+        wanted = np.arange(record.saved // size, confirmed // size, dtype=np.int64)
+        present = record.present.get(place.row.name, _NONE)
+        known = wanted < len(present)
+        missing = np.ones(len(wanted), dtype=bool)
+        missing[known] = ~present[wanted[known]]
+        wanted = wanted[missing]
+        if len(wanted):
+            prints = row_prints(place, row_links(place, chain)[wanted])
+            wanted = wanted[~self._pending_keys.contains(prints)]
+        return to_save(row_blocks(place, chain, wanted, tables))
+
+    def _open(self, state: SaveState) -> None:
+        op = state.op
+        self._tracker.save_opened(op.request_id)
+        self._states[op.op_id] = state
+        self._pending_keys.add(op.op_id, part_prints(self._rows, op.parts))
+        if any(self._windowed(part) for part in op.parts):
+            state.record.exposed.add(op.op_id)
+        self._outbox.meta.saves.append(op)
+
+    def _windowed(self, part: RowBlocks) -> bool:
+        return self._rows[part.row].row.window is not None
+
+    def take_over(
+        self,
+        alive: Callable[[Record], bool],
+        block_ids: Callable[[str], Tables | None],
+    ) -> None:
+        """Blocks whose elected writer failed: the next rank that holds them writes them."""
+        for state in self._retries:
+            record, old = state.record, state.op
+            if not alive(record) or record.epoch != state.epoch:
+                continue
+            if self._tracker.phase(old.request_id) is not Phase.COMPUTING:
+                continue
+            op = old.only(state.failed, self._outbox.op_id(), old.attempt + 1)
+            if any(self._windowed(part) for part in op.parts):
+                tables = block_ids(old.request_id)
+                if tables is None or any(self._left_behind(part, tables) for part in op.parts):
+                    continue
+            self._open(SaveState(record, op))
+        self._retries = []
+
+    # -- sources -------------------------------------------------------------------------------------------
+
+    def preempted(self, record: Record) -> None:
+        """vLLM took the request's blocks: what still reads them must end before they are overwritten."""
+        record.exposed.clear()
+        request_id = record.request.request_id
+        if self._tracker.open_saves(request_id):
+            self._outbox.meta.preempted.append(request_id)
+
+    def reclaim(self, record: Record, tables: Tables) -> None:
+        """Tell the workers of saves whose source a window has left behind: vLLM gives those blocks to
+        others in this very step, so their copies must be over before it computes."""
+        for op_id in tuple(record.exposed):
+            if any(self._left_behind(part, tables) for part in self._states[op_id].op.parts):
+                self._outbox.meta.reclaimed.append(op_id)
+                record.exposed.remove(op_id)
+
+    def _left_behind(self, part: RowBlocks, tables: Tables) -> bool:
+        return self._windowed(part) and has_moved(self._rows[part.row], part, tables)
+
+    # -- news from the workers ---------------------------------------------------------------------------
+
+    def moved(self, meta: UcmWorkerMetadata) -> None:
+        """What the workers said of saves in one step."""
+        for op_id, numbers in meta.failed.items():
+            state = self._states.get(op_id)
+            if state is not None:
+                state.failed = np.union1d(state.failed, numbers)
+        for op_id, count in meta.copied.items():
+            state = self._states.get(op_id)
+            if state is not None:
+                state.copied += count
+                if state.copied == self._workers:
+                    state.record.exposed.discard(op_id)
+                    self._tracker.save_closed(state.op.request_id)
+        for op_id, count in meta.ended.items():
+            state = self._states.get(op_id)
+            if state is not None:
+                state.ended += count
+                if state.ended == self._workers:
+                    del self._states[op_id]
+                    self._ended(state)
+
+    def _ended(self, state: SaveState) -> None:
+        prints = self._pending_keys.remove(state.op.op_id)
+        assert prints is not None
+        stored = np.ones(len(prints), dtype=bool)
+        stored[state.failed] = False
+        self._bad.forgive(prints[stored])
+        if len(state.failed) and state.op.attempt + 1 < self.replicas:
+            self._retries.append(state)
+
+    def pending(self) -> dict[str, int]:
+        """Sizes of every map: all zero when nothing is under way."""
+        return {
+            "saves": len(self._states),
+            "pending_keys": len(self._pending_keys),
+            "retries": len(self._retries),
+        }
