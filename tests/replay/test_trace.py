@@ -33,9 +33,21 @@ def test_the_trace_is_the_published_one() -> None:
     assert unlimited_hits() == UNLIMITED_HITS
 
 
-def opened(medium: _native.FakeMedium) -> NativeBlockStore:
+def opened(medium: _native.FakeMedium, cache_slots: int) -> NativeBlockStore:
+    """``cache_slots``: over a host cache of so many blocks, 0: over staging buffers."""
     native = native_geometry(GEOMETRY)
-    tier = _native.staging_tier(native, load_reserve=16, shared=512)
+    if cache_slots:
+        tier = _native.cache_tier(
+            native,
+            name="trace",
+            namespace_digest=bytes(32),
+            shared=False,
+            capacity_bytes=cache_slots * native.object_bytes,
+            load_reserve=0,
+            load_reserve_explicit=True,
+        )
+    else:
+        tier = _native.staging_tier(native, load_reserve=16, shared=512)
     options = {"timeout_ms": 20_000, "waiting_depth": 10_000, "running_depth": 64, "copiers": 1}
     options |= {"write_retries": 0, "retry_delay_ms": 1, "open_age_ms": 0}
     stage = _native.FakeStage(native, medium, lanes=4)
@@ -43,11 +55,13 @@ def opened(medium: _native.FakeMedium) -> NativeBlockStore:
 
 
 def test_unlimited_capacity_also_across_a_restart() -> None:
-    """Half of the requests, a new store over what the first one left, the other half."""
+    """Half of the requests, a new store over what the first one left, the other half. A small host
+    cache above forgets most of it, which changes nothing: what it lost lies below."""
     medium = _native.FakeMedium()
     hits = 0
-    for begin, end in ((0, REQUESTS // 2), (REQUESTS // 2, REQUESTS)):
-        with opened(medium) as store:
+    half = REQUESTS // 2
+    for begin, end, cache_slots in ((0, half, 0), (half, REQUESTS, 1000)):
+        with opened(medium, cache_slots) as store:
             hits += replay(store, begin, end)
     assert hits == UNLIMITED_HITS
     assert len(medium) == DISTINCT

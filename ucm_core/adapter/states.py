@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: The block id with which engines fill places that hold nothing.
+from ucm_core.adapter.blocks import NO_PAGE
+
+#: The block id with which engines fill places that hold nothing; ``NO_PAGE`` means the same.
 NULL_BLOCK = 0
 
 
@@ -38,5 +40,7 @@ def boundary_states(
         raise ValueError(f"{draft_slots} draft slots in a list of {len(blocks)} blocks")
     finished = min(tokens // block_tokens, len(blocks) - draft_slots)
     return [
-        StateAt((i + 1) * block_tokens, blocks[i]) for i in range(finished) if blocks[i] != null
+        StateAt((i + 1) * block_tokens, blocks[i])
+        for i in range(finished)
+        if blocks[i] not in (null, NO_PAGE)
     ]

@@ -53,16 +53,14 @@ class DefaultRetention:
         if not table.snapshots:
             return np.empty(0, np.int64)
         grid = table.checkpoint_grid
-        wanted: set[int] = set()
+        wanted = [np.array([work.shared // grid * grid], np.int64)]
         rules = [row.retention for row in table.snapshots]
         intervals = [rule.interval for rule in rules if rule.interval is not None]
         if intervals:
             step = min(intervals)
             first = work.computed_from // step * step
-            wanted.update(p // grid * grid for p in range(first, work.tokens + 1, step))
+            wanted.append(np.arange(first, work.tokens + 1, step, dtype=np.int64) // grid * grid)
         if any(rule.at_end for rule in rules):
-            wanted.add(work.tokens // grid * grid)
-        wanted.add(work.shared // grid * grid)
-        return np.array(
-            sorted(p for p in wanted if work.computed_from < p <= work.tokens), np.int64
-        )
+            wanted.append(np.array([work.tokens // grid * grid], np.int64))
+        found: Positions = np.unique(np.concatenate(wanted))
+        return found[(found > work.computed_from) & (found <= work.tokens)]

@@ -81,6 +81,7 @@ def test_b09_one_snapshot_from_its_own_slot() -> None:
     assert boundary_states(blocks, 130, 64, draft_slots=3) == [StateAt(128, s128)]
     # a request at 127 tokens has no such state yet, whatever its list holds
     assert boundary_states(blocks, 127, 64, draft_slots=3) == []
+    assert boundary_states([-1, s128], 130, 64) == [StateAt(128, s128)]
     assert boundary_states([7, s128], 128, 64) == [StateAt(64, 7), StateAt(128, s128)]
 
 
