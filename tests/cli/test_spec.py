@@ -32,8 +32,8 @@ def test_groups_units_and_bytes() -> None:
     assert "40 target layers, 1 draft layers" in out
     assert "hits at multiples of 64, checkpoints at multiples of 64" in out
     # 10 layers in 20 (5 full ones, one of two heads on each rank): 5 x 1024; the draft layer is last
-    assert "stage 0 (target 0-19), each of 8 ranks: 5120 bytes a token, 3.838 MiB" in out
-    assert "stage 1 (target 20-39, draft 0), each of 8 ranks: 6144 bytes a token" in out
+    assert "stage 0 (target 0-19), each of 8 ranks: 20 units, 5120 bytes a token, 3.838 MiB" in out
+    assert "stage 1 (target 20-39, draft 0), each of 8 ranks: 21 units, 6144 bytes a token" in out
 
 
 def test_windows_need_less_than_is_stored() -> None:

@@ -79,6 +79,21 @@ def test_contradictions_are_refused(rows: list[GroupSpec], message: str) -> None
         SpecTable(rows, grain=64, num_layers=2)
 
 
+def test_a_layer_may_keep_two_different_things() -> None:
+    """KV and a state, or KV of two roles (a window beside compressed entries); never the same twice."""
+    rows = [
+        row("swa", (0, 1), window=64, unit="window"),
+        row("compressed", (1,), compression=4, role="compressed"),
+        row("s", (0,), kind="snapshot"),
+    ]
+    table = SpecTable(rows, grain=64, num_layers=2)
+    seeds = {at.seed for r in table.rows for at in KeySpace(table, MODEL).of(r.name)}
+    assert len(seeds) == 3
+    again = row("again", (1,), compression=8, role="compressed")
+    with pytest.raises(ConfigError, match="layer 1 .* rows compressed, again"):
+        SpecTable([*rows, again], grain=64, num_layers=2)
+
+
 def test_every_problem_is_listed() -> None:
     with pytest.raises(ConfigError) as e:
         SpecTable([row(entry_bytes=0), row("b", (5,), block_tokens=3)], grain=64, num_layers=2)

@@ -136,7 +136,9 @@ def _stage_line(table: SpecTable, stages: Stages, i: int, tp: int) -> str:
         if numbers
     )
     state = f", {format_size(per_state)} a checkpoint" if per_state else ""
-    return f"stage {i} ({layers}), each of {tp} ranks: {_number(per_token)} bytes a token{state}"
+    units = sum(len(held[row.part] & set(row.layers)) for row in table.rows if row.kind in STORED)
+    what = f"{units} units, {_number(per_token)} bytes a token{state}"
+    return f"stage {i} ({layers}), each of {tp} ranks: {what}"
 
 
 def _rank_bytes(table: SpecTable, held: dict[str, set[int]], tp: int) -> tuple[Fraction, int]:

@@ -159,7 +159,10 @@ class Coordinator:
         """The request ended after ``tokens`` tokens, generated ones included (default: of the chain).
 
         Returns the positions above ``computed_from`` to keep a state at, of what the engine still has.
+        What was generated counts as seen: the next turn of a conversation shares it.
         """
+        if self._prefixes is not None:
+            self._prefixes.add(chain.links)
         end = chain.tokens if tokens is None else tokens
         return self._keep(Computation(computed_from, end))
 
