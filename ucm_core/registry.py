@@ -51,7 +51,9 @@ class StageSpec:
     """A storage stage. ``config_model``'s fields are the options operators may set for it.
 
     ``host_memory`` tells from the validated options what the stage will allocate, so that
-    ``ucm config`` can add it up beforehand; None: nothing worth counting.
+    ``ucm config`` can add it up beforehand; None: nothing worth counting. ``guarded``: the stage reaches
+    a medium that can fail, so the health wrapper (``store_health``) stands before it; False for stages
+    that only transform, or that find nothing by design.
     """
 
     name: str
@@ -61,6 +63,7 @@ class StageSpec:
     needs_below: bool = False
     persistent: bool = False
     host_memory: Callable[[Any], HostMemory] | None = None
+    guarded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@
 #include "ucm/device.h"
 #include "ucm/empty_stage.h"
 #include "ucm/fake_stage.h"
+#include "ucm/guard_stage.h"
 #include "ucm/staging_tier.h"
 
 namespace nb = nanobind;
@@ -131,6 +132,12 @@ void bind_fake(nb::module_& m) {
           },
           "id"_a, nb::kw_only(), "reads"_a, "fault"_a, "error"_a = 5, "times"_a = 1)
       .def(
+          "set_fault",
+          [](const FakeHandle& h, int fault, int error) {
+            h.fake->set_fault(static_cast<Fault>(fault), error);
+          },
+          "fault"_a, "error"_a = 5, "Every operation from now on meets it; 0: none.")
+      .def(
           "step", [](const FakeHandle& h, std::uint32_t n) { h.fake->step(n); }, "n"_a = 1)
       .def(
           "release_hung",
@@ -192,6 +199,19 @@ void bind_stages(nb::module_& m) {
         return StageHandle{std::make_shared<CanaryStage>(good.stage, static_cast<PlantedBug>(bug))};
       },
       "good"_a, "bug"_a, "A stage with one planted bug (ucm/canary_stage.h) over a good one.");
+  m.def(
+      "guard_stage",
+      [](const StageHandle& inner, std::uint32_t interval_ms, std::uint32_t timeout_ms,
+         std::uint32_t window, std::uint32_t failures) {
+        GuardOptions options;
+        options.interval = std::chrono::milliseconds(interval_ms);
+        options.timeout = std::chrono::milliseconds(timeout_ms);
+        options.window = window;
+        options.failures = failures;
+        return StageHandle{std::make_shared<GuardStage>(inner.stage, options)};
+      },
+      "inner"_a, nb::kw_only(), "interval_ms"_a, "timeout_ms"_a, "window"_a, "failures"_a,
+      "The health wrapper around a stage (ucm/guard_stage.h); it shuts the stage down.");
   m.attr("PLANTED_BUGS") = static_cast<int>(kPlantedBugs);
   m.def(
       "staging_tier",

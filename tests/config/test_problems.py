@@ -71,7 +71,10 @@ def test_all_problems_at_once(loading: Loading, tmp_path: Path) -> None:
         (connector("Cache|Posix", cache_buffer_capacity_gb="4 lumps"), ["unknown unit"]),
         (connector("Cache|Posix", health={"failure_treshold": 1}), ["'failure_threshold'"]),
         (connector("Cache|Posix", health={"failure_threshold": 0}), ["health.failure_threshold"]),
-        (connector("Posix", store_health={"enabled": True}), ["store_health", "not built"]),
+        (connector("Posix", store_health={"intervall_ms": 1}), ["'interval_ms'"]),
+        (connector("Posix", store_health={"failures": 9}), ["store_health", "set failures to"]),
+        (connector("Posix", store_health={"window": 0}), ["store_health.window"]),
+        (connector("Posix", store_health=False), ["store_health", "got False"]),
     ],
 )
 def test_problem(loading: Loading, inline: dict[str, Any], pieces: list[str]) -> None:
@@ -80,8 +83,7 @@ def test_problem(loading: Loading, inline: dict[str, Any], pieces: list[str]) ->
 
 
 def test_values_that_mean_off_are_accepted_for_what_is_not_built(loading: Loading) -> None:
-    off = {"use_gdr": False, "store_health": {"enabled": False}}
-    assert loading.load(connector(**off)).warnings == ()
+    assert loading.load(connector(use_gdr=False)).warnings == ()
 
 
 def test_directories_are_required_with_an_explicit_store(loading: Loading) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from ucm_core import _native
+from ucm_core.config.units import parse_size_bytes
 from ucm_core.errors import ConfigError, UnsupportedError
 from ucm_core.registry import PipelineSpec, Role, StageContext, StageSpec
 from ucm_core.store import builtin
@@ -32,6 +34,7 @@ def open_(
     configs: dict[str, Any] | None = None,
     role: Role = "worker",
     budget: str = "4 MiB",
+    store: StoreConfig | None = None,
 ) -> NativeBlockStore:
     known_stages, known_pipelines = registered()
     return open_store(
@@ -39,7 +42,9 @@ def open_(
         stages={**known_stages, **(stages or {})},
         pipelines={**known_pipelines, **(pipelines or {})},
         stage_configs=configs or {},
-        store_config=StoreConfig(staging_buffer_gb=budget),  # type: ignore[arg-type]
+        store_config=(store or StoreConfig()).model_copy(
+            update={"staging_buffer_gb": parse_size_bytes(budget)}
+        ),
         context=StageContext(geometry_of(), "ns", b"\0" * 32, role),
     )
 
@@ -54,6 +59,54 @@ def test_fake_end_to_end_and_reopen() -> None:
         assert store.lookup_on_prefix(id_array(range(4))) == 2
     with open_("Fake") as store:  # a medium of its own
         assert store.lookup_on_prefix(id_array(range(4))) == -1
+
+
+def test_stages_with_a_medium_stand_behind_the_health_wrapper_by_default() -> None:
+    def guarded(name: str, role: Role = "worker", **health: Any) -> bool:
+        config = StoreConfig(store_health=health)  # type: ignore[arg-type]
+        with open_(name, role=role, store=config) as store:
+            return any("health_open" in key for key in store.stats())
+
+    assert guarded("Fake")
+    assert guarded("Fake", role="scheduler"), "its lookups must not wait either"
+    assert not guarded("Fake", enabled=False)
+    assert not guarded("Fake", role="tool"), "tools want the medium's own answers"
+    assert not guarded("Empty"), "it finds nothing by design"
+
+
+def test_b56_requests_finish_as_misses_while_the_backend_hangs() -> None:
+    geometry = geometry_of()
+    fake = _native.FakeStage(native_geometry(geometry), _native.FakeMedium())
+    stage = StageSpec("Hung", "", builtin.EmptyConfig, lambda *_: fake)
+    health = {"interval_ms": 10, "timeout_ms": 500}
+    store_config = StoreConfig(timeout_ms=20_000, store_health=health)  # type: ignore[arg-type]
+    with open_(
+        "Hung", {"Hung": stage}, {"Hung": PipelineSpec("Hung", ("Hung",), "")}, store=store_config
+    ) as store:
+        source = EngineMemory.whole(geometry, range(100)).fill()
+        task = store.dump(source.ids, source.shards, source.addresses)
+        assert (task.wait_durable() == Status.OK).all()
+        fake.set_fault(5)  # every operation hangs
+        while not store.stats()["Fake.health_open"]:
+            time.sleep(0.005)
+        assert "out of service" in store.health()["Fake"]
+
+        started = time.monotonic()
+        for number in range(100):
+            target = EngineMemory.whole(geometry, [number])
+            assert not store.lookup(target.ids).any()
+            result = store.load(target.ids, target.shards, target.addresses).wait()
+            assert (result == Status.MISS).all()
+            assert target.untouched(0)
+        assert time.monotonic() - started < 10.0, "not one of them waited for timeout_ms"
+
+        fake.set_fault(0)
+        fake.release_hung(serve=True)
+        while store.stats()["Fake.health_open"]:
+            time.sleep(0.005)
+        target = EngineMemory.whole(geometry, [7])
+        assert (store.load(target.ids, target.shards, target.addresses).wait() == Status.OK).all()
+        assert target.right(0)
 
 
 def test_empty_stores_nothing() -> None:
@@ -103,8 +156,8 @@ def test_a_budget_below_two_objects_names_what_is_needed() -> None:
     assert sum(staging_objects(1 << 40, 100)) == 4096
 
 
-def spec(name: str, build: Any, needs_below: bool = False) -> StageSpec:
-    return StageSpec(name, "", builtin.EmptyConfig, build, needs_below=needs_below)
+def spec(name: str, build: Any, needs_below: bool = False, guarded: bool = True) -> StageSpec:
+    return StageSpec(name, "", builtin.EmptyConfig, build, needs_below=needs_below, guarded=guarded)
 
 
 def test_stages_are_built_bottom_to_top_and_shut_down_on_failure() -> None:
@@ -125,7 +178,10 @@ def test_stages_are_built_bottom_to_top_and_shut_down_on_failure() -> None:
         built.append(("Upper", below.name))
         raise RuntimeError("no room")
 
-    stages = {"Lower": spec("Lower", lower), "Upper": spec("Upper", upper, needs_below=True)}
+    stages = {
+        "Lower": spec("Lower", lower, guarded=False),
+        "Upper": spec("Upper", upper, needs_below=True),
+    }
     pipelines = {"U|L": PipelineSpec("U|L", ("Upper", "Lower"), "")}
     with pytest.raises(RuntimeError, match="no room"):
         open_("U|L", stages, pipelines)

@@ -17,6 +17,7 @@ from .stages import HostTier as HostTier
 from .stages import Stage as Stage
 from .stages import canary_stage as canary_stage
 from .stages import empty_stage as empty_stage
+from .stages import guard_stage as guard_stage
 from .stages import staging_tier as staging_tier
 from .store import LentBuffer as LentBuffer
 from .store import Store as Store

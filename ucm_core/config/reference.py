@@ -86,6 +86,5 @@ NOT_BUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     "enable_record_traces": ((False,), "recording of request traces is not built yet"),
     "enable_event_sync": ((True,), "only event-ordered dumps are built"),
     "cache_load_backend_only": ((False,), "needs a pipeline with the stage Cache"),
-    "store_health": (({"enabled": False},), "the health wrapper is not built yet"),
     "use_layerwise": (("auto", False), "layerwise loading is not built yet"),
 }

@@ -67,7 +67,11 @@ def _build_fake(context: StageContext, config: FakeConfig, below: Any) -> _nativ
 def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
     register(
         StageSpec(
-            "Empty", "accepts every object, finds none: nothing persists", EmptyConfig, _build_empty
+            "Empty",
+            "accepts every object, finds none: nothing persists",
+            EmptyConfig,
+            _build_empty,
+            guarded=False,
         )
     )
     register(

@@ -64,8 +64,9 @@ def open_store(
             if isinstance(stage, _native.HostTier):
                 tier = stage
             else:
-                below = stage
                 built.append(stage)
+                below = _guarded(stage, stages[name], store_config, context)
+                built[-1] = below
         if below is None:
             raise ConfigError(f"pipeline '{spec.name}': no storage stage below the host memory")
         return NativeBlockStore(_store(below, tier, store_config, context), context.geometry)
@@ -120,11 +121,37 @@ def _build(
     return stage.build(context, config, below)
 
 
+def _guarded(stage: Any, spec: StageSpec, config: StoreConfig, context: StageContext) -> Any:
+    """The stage behind its health wrapper. Tools go without: they want the medium's own answers."""
+    health = config.store_health
+    if not (health.enabled and spec.guarded) or context.role == "tool":
+        return stage
+    return _native.guard_stage(
+        stage,
+        interval_ms=health.interval_ms,
+        timeout_ms=health.timeout_ms,
+        window=health.window,
+        failures=health.failures,
+    )
+
+
+def _staging_tier(geometry: _native.Geometry, reserve: int, shared: int) -> _native.HostTier:
+    """Buffers whose pages are all there when this returns: the first loads find them warm."""
+    try:
+        return _native.staging_tier(geometry, load_reserve=reserve, shared=shared)
+    except MemoryError:
+        needed = format_size((reserve + shared) * geometry.object_bytes)
+        raise ConfigError(
+            f"the machine does not give this process {needed} of staging buffers: set a smaller "
+            "staging_buffer_gb, or free memory"
+        ) from None
+
+
 def _store(below: Any, tier: Any, config: StoreConfig, context: StageContext) -> _native.Store:
     geometry = native_geometry(context.geometry)
     if tier is None and context.role != "scheduler":
         reserve, shared = staging_objects(config.staging_buffer_gb, geometry.object_bytes)
-        tier = _native.staging_tier(geometry, load_reserve=reserve, shared=shared)
+        tier = _staging_tier(geometry, reserve, shared)
     return _native.Store(
         below,
         tier,

@@ -92,6 +92,8 @@ class FakeStage final : public Stage {
   // ---- controls of tests ----
   /// The next `times` operations (reads when `reads`, else writes) on `id` meet `fault`.
   void inject(const BlockId& id, bool reads, Fault fault, int error, std::uint32_t times);
+  /// Every operation from now on meets `fault` (kNone: none), beside what inject() planned.
+  void set_fault(Fault fault, int error);
   /// Manual mode: let `n` queued operations run (they are taken in the usual order).
   void step(std::uint32_t n);
   /// End hung operations: with their true result when `serve`, else with EIO. Works after shutdown.
@@ -133,6 +135,7 @@ class FakeStage final : public Stage {
   std::vector<Op> hung_;
   std::unordered_map<BlockId, Planned, BlockIdHash> read_faults_;
   std::unordered_map<BlockId, Planned, BlockIdHash> write_faults_;
+  Planned every_{Fault::kNone, 0, 0};
   std::uint64_t steps_ = 0;
   std::uint64_t read_count_ = 0;
   std::uint64_t write_count_ = 0;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -101,6 +102,18 @@ class Stage {
 
   /// Empty when healthy, else what is wrong and what to do.
   [[nodiscard]] virtual std::string health() const = 0;
+
+  /// Try the medium by the way objects take, beside the queues: write, read back, compare and delete a
+  /// small private file or entry that is no object. Blocks until `deadline` at most, or longer where
+  /// the medium hangs and the stage cannot help it; called by one thread at a time. Returns empty when
+  /// it worked, else the step that failed, with path and errno; a full medium works. Nothing: the stage
+  /// has no probe, the caller tries a private object instead (through the queues, so it also fails while
+  /// they hold more than it can wait for). Throws when this process could not try (memory, threads,
+  /// descriptors), which says nothing of the medium.
+  virtual std::optional<std::string> probe(Deadline deadline) {
+    (void)deadline;
+    return std::nullopt;
+  }
 
   /// Refuse new work, let running I/O end, join threads; after `deadline` abandon and count them
   /// (their buffers stay quarantined). Idempotent.

@@ -1,6 +1,7 @@
 // Outcomes of store operations. A miss is an outcome, not an exception: hot paths never throw.
 #pragma once
 
+#include <cerrno>
 #include <cstdint>
 
 namespace ucm {
@@ -18,6 +19,10 @@ enum class Status : std::uint8_t {
   kCancelled = 7,  ///< cancelled by the caller
   kClosed = 8,     ///< the store was shut down
 };
+
+/// errno beside kMiss and kRejected of a stage that its guard has taken out of service: trying again
+/// is of no use until the guard closes.
+inline constexpr std::int32_t kOutOfService = EHOSTDOWN;
 
 /// A status with the errno that caused it (0 when there is none).
 struct Outcome {

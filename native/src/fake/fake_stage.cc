@@ -86,6 +86,7 @@ FakeStage::Planned FakeStage::plan_locked(const Op& op) {
     if (--it->second.times == 0) faults.erase(it);
     return planned;
   }
+  if (every_.fault != Fault::kNone) return every_;
   const std::uint64_t count = op.is_read ? ++read_count_ : ++write_count_;
   const std::uint32_t nth = op.is_read ? options_.fail_nth_read : options_.fail_nth_write;
   if (nth != 0 && count % nth == 0) return {Fault::kIoError, EIO, 0};
@@ -190,6 +191,11 @@ void FakeStage::inject(const BlockId& id, bool reads, Fault fault, int error, st
   } else {
     faults[id] = {fault, error, times};
   }
+}
+
+void FakeStage::set_fault(Fault fault, int error) {
+  const std::lock_guard lock(mu_);
+  every_ = {fault, error, 0};
 }
 
 void FakeStage::step(std::uint32_t n) {

@@ -109,7 +109,8 @@ Root::Root(std::string path, const PosixOptions& options, const Identity& me, Co
       ns_name_(options.namespace_dir),
       me_(me),
       counters_(counters),
-      errors_(errors) {
+      errors_(errors),
+      faults_(options.faults) {
   std::error_code ec;
   // Private directories, whatever the umask; parents that exist are left as they are.
   std::filesystem::path walked;
@@ -149,8 +150,9 @@ Root::Root(std::string path, const PosixOptions& options, const Identity& me, Co
   if (error != 0) refuse("cannot create " + ns_name_ + " in it", error, "make it writable");
   const auto ns = ns_dir();
   direct_note_ = "off as configured";
+  const char* step = "";
   if (options.direct) {
-    error = try_io(ns->get(), true);
+    error = try_io(ns->get(), true, "-probe", step);
     direct_ = error == 0;
     direct_note_ = direct_ ? "on" : "off, O_DIRECT was refused: " + errno_text(error);
     if (error == EROFS || error == EACCES || error == EPERM || error == ENOSPC || error == EDQUOT) {
@@ -158,7 +160,7 @@ Root::Root(std::string path, const PosixOptions& options, const Identity& me, Co
     }
   }
   if (!direct_) {
-    error = try_io(ns->get(), false);
+    error = try_io(ns->get(), false, "-probe", step);
     if (error != 0) {
       refuse("cannot write and read back a test file", error,
              "make the directory writable and free some space");
@@ -290,27 +292,30 @@ int Root::make_dirs(const ObjectPath& object) noexcept {
   return mkdirat(ns->get(), fanout, 0700) < 0 && errno != EEXIST ? errno : 0;
 }
 
-int Root::try_io(int ns_fd, bool direct) const noexcept {
+int Root::try_io(int ns_fd, bool direct, const char* name, const char*& step) const noexcept {
   constexpr std::size_t kBytes = 2 * kIoAlign;
   AlignedBuffer out(kBytes);
   AlignedBuffer in(kBytes);
   if (out.data == nullptr || in.data == nullptr) return ENOMEM;
   std::memset(out.data, 0x5a, kBytes);
   std::memset(in.data, 0, kBytes);
-  const std::string temp = std::string(kTempPrefix) + me_.label + "-probe";
+  const std::string temp = std::string(kTempPrefix) + me_.label + name;
   const int flag = direct ? O_DIRECT : 0;
   int error = 0;
   {
+    step = "create a test file in";
     const Fd fd(openat(ns_fd, temp.c_str(),
                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | flag, 0600));
     if (!fd) {
       error = errno;
     } else if (const ssize_t n = pwrite(fd.get(), out.data, kBytes, 0);
                n != static_cast<ssize_t>(kBytes)) {
+      step = "write a test file in";
       error = n < 0 ? errno : ENOSPC;
     }
   }
   if (error == 0) {
+    step = "read back a test file in";
     const Fd fd(openat(ns_fd, temp.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | flag));
     if (!fd) {
       error = errno;
@@ -321,7 +326,10 @@ int Root::try_io(int ns_fd, bool direct) const noexcept {
       error = EIO;
     }
   }
-  (void)unlinkat(ns_fd, temp.c_str(), 0);
+  if (unlinkat(ns_fd, temp.c_str(), 0) < 0 && error == 0) {
+    step = "delete a test file in";
+    error = errno;
+  }
   return error;
 }
 
@@ -348,13 +356,33 @@ bool Root::probe() noexcept {
     if (reopen(true) != 0) return false;
   }
   const auto ns = ns_dir();
-  if (!ns || try_io(ns->get(), direct_) != 0) return false;
+  const char* step = "";
+  if (!ns || try_io(ns->get(), direct_, "-probe", step) != 0) return false;
   for (int i = 0; i < 2; ++i) {
     streak_[i].store(0);
     out_[i].store(0);
   }
   errors_.add("root back", path_, 0, "it serves again");
   return true;
+}
+
+int Root::try_medium(std::string& step) noexcept {
+  step = "open";
+  Fd ns;
+  {
+    const std::scoped_lock lock(reopen_mutex_);
+    if (const int error = open_namespace(true, ns); error != 0) return error;
+  }
+  if (faults_) [[unlikely]] {
+    for (const IoStep spoilt : {IoStep::kOpenWrite, IoStep::kWrite, IoStep::kOpenRead, IoStep::kRead}) {
+      std::size_t bytes = 2 * kIoAlign;
+      if (const int error = faults_->before(spoilt, path_.c_str(), bytes); error < 0) return -error;
+    }
+  }
+  const char* failed = "";
+  const int error = try_io(ns.get(), direct_, "-health", failed);
+  if (error != 0) step = failed;
+  return error;
 }
 
 }  // namespace ucm::posix

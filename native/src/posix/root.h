@@ -59,6 +59,9 @@ class Root {
   void take_out(Direction d, int error, std::string_view why) noexcept;
   /// Try the medium from the root path down; puts the root back in when it works. Blocks.
   bool probe() noexcept;
+  /// As probe, but changes nothing: from the root path down, write, read back, compare and delete a
+  /// private file. 0 or an errno, with the step that failed in `step`. Blocks.
+  int try_medium(std::string& step) noexcept;
 
  private:
   static constexpr int kFailuresToLeave = 3;
@@ -68,7 +71,7 @@ class Root {
   int open_namespace(bool create, Fd& ns) noexcept;
   [[nodiscard]] bool path_leads_to_handle() const noexcept;
   int ensure_identity(int root_fd, bool first) noexcept;
-  int try_io(int ns_fd, bool direct) const noexcept;
+  int try_io(int ns_fd, bool direct, const char* name, const char*& step) const noexcept;
   [[noreturn]] void refuse(const std::string& what, int error, const std::string& advice) const;
 
   const std::string path_;
@@ -76,6 +79,7 @@ class Root {
   const Identity& me_;
   Counters& counters_;
   ErrorRing& errors_;
+  const std::shared_ptr<IoFaults> faults_;  // tests
   BlockId id_;
   bool direct_ = false;
   bool local_ = false;

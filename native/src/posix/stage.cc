@@ -10,6 +10,7 @@
 #include "posix/core.h"
 #include "posix/housekeeper.h"
 #include "posix/lookup.h"
+#include "posix/medium_probe.h"
 #include "posix/pool.h"
 #include "posix/read_worker.h"
 #include "posix/threads.h"
@@ -99,6 +100,7 @@ class PosixFileStage final : public PosixStage,
     core_->housekeeper = std::make_unique<Housekeeper>(core_, core_->options);
     core_->collector = std::make_unique<Collector>(core_, core_->options);
     lookup_ = std::make_shared<Lookup>(core_);
+    medium_ = std::make_unique<MediumProbe>(core_);
     const EngineSupport support = probe_engines();
     for (const auto& root : core_->roots) {
       engines_.push_back(choose_engine(o.engine, support, root->direct()));
@@ -223,6 +225,11 @@ class PosixFileStage final : public PosixStage,
     return !closed() && core_->collector->collect_now(timeout);
   }
 
+  std::optional<std::string> probe(Deadline deadline) override {
+    if (closed()) return "the stage is closed";
+    return medium_->run(deadline);
+  }
+
   void shutdown(Deadline deadline) noexcept override {
     if (getpid() != pid_) return;
     std::scoped_lock lock(shutdown_mutex_);
@@ -255,6 +262,7 @@ class PosixFileStage final : public PosixStage,
     if (!core_->collector->stop(grace)) ++left;
     if (!core_->housekeeper->stop(grace)) ++left;
     if (!lookup_->stop(grace)) ++left;
+    left += medium_->stop(grace);
     if (left > 0) {
       core_->counters.set(Counter::kStuckThreads, left);
       core_->errors.add("shutdown", "", ETIMEDOUT, std::to_string(left) + " threads left behind");
@@ -462,11 +470,13 @@ class PosixFileStage final : public PosixStage,
     new std::shared_ptr<Lookup>(lookup_);
     for (auto& lane : lanes_) (void)lane.release();
     (void)watchdog_.release();
+    (void)medium_.release();
   }
 
   std::shared_ptr<Core> core_;
   const pid_t pid_;
   std::shared_ptr<Lookup> lookup_;
+  std::unique_ptr<MediumProbe> medium_;
   std::vector<EngineChoice> engines_;
   std::vector<std::unique_ptr<Lanes>> lanes_;
   std::atomic<bool> closing_{false};

@@ -235,7 +235,9 @@ void StoreCore::on_written(std::uint64_t cookie, Outcome outcome) noexcept {
     if (object.generation != (cookie >> 32)) return;
     if (object.state != State::kWriting && object.state != State::kOverdue) return;
     const bool ok = outcome.status == Status::kOk;
-    const bool final = outcome.status == Status::kClosed || outcome.status == Status::kCancelled;
+    const bool final =
+        outcome.status == Status::kClosed || outcome.status == Status::kCancelled ||
+        (outcome.status == Status::kRejected && outcome.error == kOutOfService);
     if (ok) ++counters->written_objects;
     if (ok || object.state == State::kOverdue) {
       finish_object(object, outcome, actions);

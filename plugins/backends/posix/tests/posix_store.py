@@ -14,7 +14,7 @@ from ucm_backend_posix import plugin
 from ucm_backend_posix.cache import CacheConfig
 from ucm_backend_posix.config import PosixConfig
 from ucm_core.registry import PipelineSpec, Role, StageContext, StageSpec
-from ucm_core.store.config import StoreConfig
+from ucm_core.store.config import HealthConfig, StoreConfig
 from ucm_core.store.contract import Geometry, RunShape, Status
 from ucm_core.store.native_store import NativeBlockStore
 from ucm_core.store.pipeline import open_store
@@ -65,6 +65,7 @@ class PosixStore:
     cache: dict[str, Any] | None = None
     rank: int = 0
     ranks: int = 1
+    health: HealthConfig = field(default_factory=HealthConfig)
 
     def __post_init__(self) -> None:
         stages, pipelines = specs()
@@ -80,7 +81,10 @@ class PosixStore:
             pipelines=pipelines,
             stage_configs=configs,
             store_config=StoreConfig(
-                staging_buffer_gb="32 MiB", timeout_ms=self.timeout_ms, dump_retries=0
+                staging_buffer_gb="32 MiB",
+                timeout_ms=self.timeout_ms,
+                dump_retries=0,
+                store_health=self.health,
             ),
             context=StageContext(
                 self.shape, NAMESPACE, self.digest, self.role, self.rank, self.ranks
