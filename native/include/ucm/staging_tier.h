@@ -11,7 +11,8 @@ namespace ucm {
 class StagingTier final : public HostTier {
  public:
   /// `load_reserve` buffers only loads may take; `shared` buffers anybody may. One private mapping,
-  /// pages are touched when first used. Throws std::bad_alloc / std::invalid_argument.
+  /// every page touched here, by several threads: about as long as copying that much memory once.
+  /// Throws std::bad_alloc / std::invalid_argument.
   StagingTier(Geometry geometry, std::uint32_t load_reserve, std::uint32_t shared);
   ~StagingTier() override;
   StagingTier(const StagingTier&) = delete;
@@ -21,6 +22,9 @@ class StagingTier final : public HostTier {
   std::string name() const override { return "staging"; }
   void bind(std::weak_ptr<TierSink>) override {}
   bool retains() const noexcept override { return false; }
+  std::vector<std::span<std::byte>> regions() const override {
+    return {{base_, geometry_.object_bytes() * total_}};
+  }
   Status claim_load(const BlockId&, std::span<const std::uint32_t> shards, ClaimUse use,
                     std::uint64_t cookie, std::span<ShardClaim> claims,
                     Slot& slot) noexcept override;

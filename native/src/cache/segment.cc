@@ -18,6 +18,7 @@
 #include "cache/process.h"
 #include "cache/registry.h"
 #include "cache/watch.h"
+#include "memory/populate.h"
 
 namespace ucm::cache {
 namespace {
@@ -264,7 +265,9 @@ void Segment::map_data(const CacheOptions& options) {
   data_ = static_cast<std::byte*>(p);
   (void)::madvise(p, bytes, MADV_DONTFORK);
   (void)::madvise(p, bytes, MADV_DONTDUMP);
-  if (const int error = populate(p, bytes, options.touch_threads); error != 0) {
+  // The pages exist (posix_fallocate) and may be in use: reading is all that a fallback may do.
+  if (const int error = memory::populate(p, bytes, options.touch_threads, memory::Touch::kRead);
+      error != 0) {
     fail("touching the pages of " + path_, error);
   }
   local_pins_bytes_ = std::uint64_t{slot_limit()} * sizeof(std::uint32_t);

@@ -7,21 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <thread>
-#include <vector>
 
 #include "cache/layout.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace ucm::cache {
 namespace {
@@ -32,7 +25,6 @@ constexpr std::uint64_t kMinExtents = 8;
 /// Least control memory per byte of data, so that groups with smaller objects than the creator's
 /// can use an extent too.
 constexpr std::uint64_t kControlShare = 64;
-constexpr std::uint64_t kTouchChunk = 32ULL << 20;
 
 /// First number found after `key` in a small text file; `otherwise` when there is none.
 std::uint64_t number_in(const char* path, const char* key, std::uint64_t otherwise) noexcept {
@@ -117,38 +109,6 @@ void advise_placement(void* data, std::uint64_t bytes) noexcept {
   std::memset(mask, 0xff, sizeof mask);  // the kernel cuts it down to the nodes allowed
   (void)::syscall(SYS_mbind, data, bytes, kInterleave, mask, sizeof mask * 8, 0);
 #endif
-}
-
-int populate(void* data, std::uint64_t bytes, unsigned threads) noexcept {
-  const std::uint64_t chunks = (bytes + kTouchChunk - 1) / kTouchChunk;
-  if (threads == 0) threads = std::clamp(std::thread::hardware_concurrency(), 1U, 16U);
-  threads = static_cast<unsigned>(std::min<std::uint64_t>(threads, chunks));
-  std::atomic<std::uint64_t> next{0};
-  std::atomic<int> error{0};
-  auto* const base = static_cast<std::byte*>(data);
-  const auto touch = [&]() noexcept {
-    for (std::uint64_t i = next++; i < chunks && error == 0; i = next++) {
-      std::byte* const at = base + i * kTouchChunk;
-      const std::uint64_t n = std::min(kTouchChunk, bytes - i * kTouchChunk);
-      if (::madvise(at, n, MADV_POPULATE_WRITE) == 0) continue;
-      if (errno != EINVAL) {
-        error = errno;
-        return;
-      }
-      // Before Linux 5.14. The pages exist (posix_fallocate), so reading maps them.
-      for (std::uint64_t p = 0; p < n; p += kPage) {
-        (void)*static_cast<volatile const std::byte*>(at + p);
-      }
-    }
-  };
-  std::vector<std::thread> team;
-  try {
-    for (unsigned t = 1; t < threads; ++t) team.emplace_back(touch);
-  } catch (...) {  // fewer threads: slower, not wrong
-  }
-  touch();
-  for (auto& t : team) t.join();
-  return error;
 }
 
 std::string human_bytes(std::uint64_t bytes) {

@@ -32,8 +32,6 @@ struct Plan {
 /// Interleave over NUMA nodes and ask for huge pages, where the host has them. Call before the pages
 /// exist.
 void advise_placement(void* data, std::uint64_t bytes) noexcept;
-/// Make every page of the mapping present in this process, with several threads. Returns 0 or errno.
-int populate(void* data, std::uint64_t bytes, unsigned threads) noexcept;
 
 /// "12.5 GiB", "64.0 MiB".
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);

@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "memory/populate.h"
+
 namespace ucm {
 
 StagingTier::StagingTier(Geometry geometry, std::uint32_t load_reserve, std::uint32_t shared)
@@ -21,6 +23,11 @@ StagingTier::StagingTier(Geometry geometry, std::uint32_t load_reserve, std::uin
   // A child after fork never uses the pool: do not make the parent's writes copy pages for it.
   (void)::madvise(p, bytes, MADV_DONTFORK);
   (void)::madvise(p, bytes, MADV_HUGEPAGE);
+  // All pages now: the first touch of a page costs several copies, and the memory is known to be there.
+  if (memory::populate(p, bytes, 0, memory::Touch::kWrite) != 0) {
+    ::munmap(p, bytes);
+    throw std::bad_alloc();
+  }
   free_.reserve(total_);
   for (std::uint32_t i = total_; i > 0; --i) free_.push_back(i - 1);
 }
