@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ucm_core.config.schema import reference_page
 from ucm_core.plugins import PluginHost
+from ucm_vllm.store_counters import STORE_COUNTERS
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm")
@@ -49,9 +50,10 @@ def counters() -> dict[str, tuple[str, bool]]:
 
 
 def metrics_page() -> str:
+    stores = {name: (text, kind) for name, (text, kind, _) in STORE_COUNTERS.items()}
     rows = "".join(
         f"| `ucm:ucm_{name}_total` | {'`kind`' if has_kind else ''} | {text} |\n"
-        for name, (text, has_kind) in counters().items()
+        for name, (text, has_kind) in (counters() | stores).items()
     )
     return METRICS_HEADER + rows + METRICS_STORE
 

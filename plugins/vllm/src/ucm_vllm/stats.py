@@ -13,6 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from ucm_vllm.store_counters import STORE_COUNTERS
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -38,9 +40,14 @@ COUNTERS: dict[str, tuple[str, bool]] = {
     "anomalies": ("Events that did not fit a request's state; please report them.", False),
 }
 
+#: All that is exported: what this adapter counts and what the workers' stores do.
+EXPORTED: dict[str, tuple[str, bool]] = COUNTERS | {
+    name: (text, has_kind) for name, (text, has_kind, _) in STORE_COUNTERS.items()
+}
+
 
 class UcmStats(KVConnectorStats):
-    """``data`` maps keys of :data:`COUNTERS` to numbers since the last collection."""
+    """``data`` maps keys of :data:`EXPORTED` to numbers since the last collection."""
 
     def add(self, name: str, amount: float = 1, kind: str = "") -> None:
         """Count. ``kind`` only for counters that have one."""
@@ -90,11 +97,11 @@ class UcmPromMetrics(KVConnectorPromMetrics):
                 documentation=text,
                 labelnames=[*labelnames, "kind"] if has_kind else list(labelnames),
             )
-            for name, (text, has_kind) in COUNTERS.items()
+            for name, (text, has_kind) in EXPORTED.items()
         }
         # A counter without labels of its own shows as 0 from the start: "no failure" is visible.
         for values in per_engine_labelvalues.values():
-            for name, (_, has_kind) in COUNTERS.items():
+            for name, (_, has_kind) in EXPORTED.items():
                 if not has_kind:
                     self._counters[name].labels(*values)
 
@@ -104,4 +111,4 @@ class UcmPromMetrics(KVConnectorPromMetrics):
             name, _, kind = key.partition("|")
             counter = self._counters.get(name)
             if counter is not None:
-                counter.labels(*values, *([kind] if COUNTERS[name][1] else [])).inc(amount)
+                counter.labels(*values, *([kind] if EXPORTED[name][1] else [])).inc(amount)
