@@ -16,7 +16,13 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
+    from ucm_core.registry import (
+        DeviceSpec,
+        EngineSpec,
+        PipelineSpec,
+        RetentionSpec,
+        StageSpec,
+    )
 
 #: (major, minor) of the plugin interface. A plugin fits when its major is ours and its minor is not
 #: above ours.
@@ -47,6 +53,14 @@ def ucm_register_engines(register: Callable[[EngineSpec], None]) -> None:
 @hookspec
 def ucm_register_retention(register: Callable[[RetentionSpec], None]) -> None:
     """Offer rules that decide where checkpoints of recurrent states are made. Since 1.1."""
+
+
+@hookspec
+def ucm_register_devices(register: Callable[[DeviceSpec], None]) -> None:
+    """Offer kinds of engine memory: how bytes are copied to and from them, in order with the engine.
+
+    Since 1.1.
+    """
 
 
 @hookspec

@@ -77,6 +77,19 @@ class PipelineSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A kind of memory that engines keep their KV in. ``name`` is what torch calls the device type.
+
+    ``open(index)`` returns a ``ucm_core._native.Device`` for the device of that index, and raises
+    ``UnsupportedError`` that says what is missing. Nothing is opened before an engine shows memory there.
+    """
+
+    name: str
+    summary: str
+    open: Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """An engine adapter: which engine, which releases were tested, and how an operator turns it on."""
 

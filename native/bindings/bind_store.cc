@@ -176,8 +176,9 @@ void bind_store_class(nb::module_& m) {
           [](StoreHandle* self, const StageHandle& below, const TierHandle* tier,
              std::uint32_t timeout_ms, std::uint32_t waiting_depth, std::uint32_t running_depth,
              std::uint32_t copiers, std::uint32_t write_retries, std::uint32_t retry_delay_ms,
-             std::uint32_t open_age_ms) {
+             std::uint32_t open_age_ms, const DeviceHandle* device, bool synchronize_dumps) {
             StoreOptions options;
+            options.synchronize_dumps = synchronize_dumps;
             options.timeout = std::chrono::milliseconds(timeout_ms);
             options.waiting_depth = waiting_depth;
             options.running_depth = running_depth;
@@ -187,11 +188,15 @@ void bind_store_class(nb::module_& m) {
             options.open_age = std::chrono::milliseconds(open_age_ms);
             std::shared_ptr<HostTier> memory;
             if (tier != nullptr) memory = tier->tier;
+            std::shared_ptr<Device> where = host_device();
+            if (device != nullptr) where = device->device;
+            const nb::gil_scoped_release release;  // pinning the buffers takes its time
             new (self) StoreHandle{
-                std::make_shared<Store>(below.stage, std::move(memory), host_device(), options)};
+                std::make_shared<Store>(below.stage, std::move(memory), std::move(where), options)};
           },
           "below"_a, nb::arg("tier").none(), nb::kw_only(), "timeout_ms"_a, "waiting_depth"_a,
-          "running_depth"_a, "copiers"_a, "write_retries"_a, "retry_delay_ms"_a, "open_age_ms"_a)
+          "running_depth"_a, "copiers"_a, "write_retries"_a, "retry_delay_ms"_a, "open_age_ms"_a,
+          nb::arg("device").none() = nb::none(), "synchronize_dumps"_a = false)
       .def(
           "lookup",
           [](const StoreHandle& h, const IdArray& ids, OutArray<bool> out) {

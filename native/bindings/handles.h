@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "ucm/device.h"
 #include "ucm/host_tier.h"
 #include "ucm/keep.h"
 #include "ucm/stage.h"
@@ -48,6 +49,11 @@ struct StageHandle {
 /// `ucm_core._native.HostTier`: what the factory of a topmost memory stage (`Cache`) returns.
 struct TierHandle {
   ForkSafe<HostTier> tier;
+};
+
+/// `ucm_core._native.Device`.
+struct DeviceHandle {
+  ForkSafe<Device> device;
 };
 
 }  // namespace ucm::bindings

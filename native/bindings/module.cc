@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
   ucm::bindings::bind_hash(m);
   ucm::bindings::bind_convert(m);
   ucm::bindings::bind_stages(m);
+  ucm::bindings::bind_device(m);
   ucm::bindings::bind_store(m);
   ucm::bindings::bind_posix(m);
   ucm::bindings::bind_cache(m);

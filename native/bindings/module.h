@@ -5,6 +5,7 @@
 
 namespace ucm::bindings {
 
+void bind_device(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
 void bind_convert(nanobind::module_& m);
 void bind_stages(nanobind::module_& m);

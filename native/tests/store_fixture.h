@@ -172,7 +172,7 @@ class GateDevice final : public Device {
     pass();
     host_->copy_out(src, addresses, runs, run);
   }
-  void flush() noexcept override {}
+  Outcome flush() noexcept override { return host_->flush(); }
   std::shared_ptr<Event> event(std::uint64_t handle) override { return host_->event(handle); }
 
   void shut() {

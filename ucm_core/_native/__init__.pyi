@@ -6,6 +6,10 @@ from .cache import CacheTooSmallError as CacheTooSmallError
 from .cache import cache_tier as cache_tier
 from .cache import reclaim_dead_caches as reclaim_dead_caches
 from .convert import Converter as Converter
+from .device import Device as Device
+from .device import DeviceSetupError as DeviceSetupError
+from .device import cuda_device as cuda_device
+from .device import host_device as host_device
 from .posix import PosixSetupError as PosixSetupError
 from .posix import PosixStage as PosixStage
 from .stages import PLANTED_BUGS as PLANTED_BUGS

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from .device import Device
 from .stages import HostTier, Stage
 
 class Task:
@@ -36,6 +37,8 @@ class Store:
         write_retries: int,
         retry_delay_ms: int,
         open_age_ms: int,
+        device: Device | None = ...,
+        synchronize_dumps: bool = ...,
     ) -> None: ...
     def lookup(self, ids: npt.NDArray[np.uint8], out: npt.NDArray[np.bool_]) -> None: ...
     def lookup_on_prefix(self, ids: npt.NDArray[np.uint8]) -> int: ...

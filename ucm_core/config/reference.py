@@ -82,9 +82,12 @@ REFUSED_TOP_KEYS = {
 #: Option -> (values that mean "off", why nothing else is accepted). Rows go when a feature is built;
 #: a row is used only while no loaded stage and no option model has the key, or for ``CoreOptions``.
 NOT_BUILT: dict[str, tuple[tuple[Any, ...], str]] = {
-    "use_gdr": ((False,), "direct transfers between storage and device are not built yet"),
+    "use_gdr": (
+        (False,),
+        "direct transfers between storage and device are not built yet: bytes go through pinned host "
+        "buffers, where their checksums are verified",
+    ),
     "enable_record_traces": ((False,), "recording of request traces is not built yet"),
-    "enable_event_sync": ((True,), "only event-ordered dumps are built"),
     "cache_load_backend_only": ((False,), "needs a pipeline with the stage Cache"),
     "use_layerwise": (("auto", False), "layerwise loading is not built yet"),
 }

@@ -24,7 +24,7 @@ from ucm_core.plugins.loading import (
     spec_names,
 )
 from ucm_core.plugins.report import PluginReport, PluginStatus, describe_owner
-from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
+from ucm_core.registry import DeviceSpec, EngineSpec, PipelineSpec, RetentionSpec, StageSpec
 
 if TYPE_CHECKING:
     import click
@@ -193,6 +193,11 @@ class PluginHost:
             raise PluginError(self._explain("retention", name))
         return spec
 
+    @property
+    def devices(self) -> Mapping[str, DeviceSpec]:
+        """Device type -> spec, read-only."""
+        return self._table("device")
+
     def owner(self, kind: str, name: str) -> str:
         """Who registered ``name``: ``plugin 'posix' (ucm-backend-posix 0.1.0)``."""
         self.load()
@@ -214,6 +219,13 @@ class PluginHost:
         spec = self.stages.get(name)
         if spec is None:
             raise PluginError(self._explain("stage", name))
+        return spec
+
+    def device(self, name: str) -> DeviceSpec:
+        """The device type; raises ``PluginError`` as :meth:`pipeline` does."""
+        spec = self.devices.get(name)
+        if spec is None:
+            raise PluginError(self._explain("device", name))
         return spec
 
     def _table(self, kind: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ucm_core.errors import PluginError, PluginLoadError, PluginVersionError
 from ucm_core.names import nearest
 from ucm_core.plugins.discover import Candidate
 from ucm_core.plugins.report import describe_error
-from ucm_core.registry import EngineSpec, PipelineSpec, RetentionSpec, StageSpec
+from ucm_core.registry import DeviceSpec, EngineSpec, PipelineSpec, RetentionSpec, StageSpec
 
 Trace = Callable[[str], None]
 
@@ -30,6 +30,7 @@ KINDS: dict[str, tuple[str, type]] = {
     "pipeline": ("ucm_register_pipelines", PipelineSpec),
     "engine": ("ucm_register_engines", EngineSpec),
     "retention": ("ucm_register_retention", RetentionSpec),
+    "device": ("ucm_register_devices", DeviceSpec),
 }
 
 HOOK_NAMES = tuple(name for name in vars(hookspecs) if name.startswith("ucm_"))

@@ -1,4 +1,4 @@
-"""The core's own plugin: stages that need nothing, for measuring and for tests."""
+"""The core's own plugin: stages that need nothing, for measuring and for tests; and the devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import Field
 from ucm_core import _native
 from ucm_core.config.options import Options
 from ucm_core.hookspecs import hookimpl
-from ucm_core.registry import PipelineSpec, StageContext, StageSpec
+from ucm_core.registry import DeviceSpec, PipelineSpec, StageContext, StageSpec
+from ucm_core.store.devices import register_devices
 from ucm_core.store.native_store import native_geometry
 
 UCM_API_VERSION = (1, 0)
@@ -85,3 +86,8 @@ def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
 def ucm_register_pipelines(register: Callable[[PipelineSpec], None]) -> None:
     register(PipelineSpec("Empty", ("Empty",), "measures the copies alone; nothing persists"))
     register(PipelineSpec("Fake", ("Fake",), "in-process memory, for tests"))
+
+
+@hookimpl
+def ucm_register_devices(register: Callable[[DeviceSpec], None]) -> None:
+    register_devices(register)

@@ -39,12 +39,16 @@ def open_store(
     stage_configs: Mapping[str, BaseModel],
     store_config: StoreConfig,
     context: StageContext,
+    device: _native.Device | None = None,
+    event_sync: bool = True,
 ) -> NativeBlockStore:
     """Set up a pipeline: from here on threads, rings and mappings exist, owned by this process.
 
     ``pipelines`` maps names and aliases; ``stage_configs`` holds the validated options by stage name
     (a stage without an entry gets its defaults). Role ``scheduler`` gets a store without buffers that
-    looks up, touches and prefetches. Raises ``ConfigError`` for names and sizes, and what a stage's
+    looks up, touches and prefetches. ``device`` is where the addresses of tasks lie (None: host memory); the
+    host buffers are pinned for it. ``event_sync`` False: a dump without an event waits for the whole device.
+    Raises ``ConfigError`` for names and sizes, and what a stage's
     factory raises; whatever was built by then is shut down.
     """
     spec = _pipeline(pipeline_name, pipelines)
@@ -69,7 +73,9 @@ def open_store(
                 built[-1] = below
         if below is None:
             raise ConfigError(f"pipeline '{spec.name}': no storage stage below the host memory")
-        return NativeBlockStore(_store(below, tier, store_config, context), context.geometry)
+        return NativeBlockStore(
+            _store(below, tier, store_config, context, device, event_sync), context.geometry
+        )
     except BaseException:
         for stage in reversed(built):
             stage.shutdown(timeout_s=1.0)
@@ -147,7 +153,14 @@ def _staging_tier(geometry: _native.Geometry, reserve: int, shared: int) -> _nat
         ) from None
 
 
-def _store(below: Any, tier: Any, config: StoreConfig, context: StageContext) -> _native.Store:
+def _store(
+    below: Any,
+    tier: Any,
+    config: StoreConfig,
+    context: StageContext,
+    device: _native.Device | None,
+    event_sync: bool,
+) -> _native.Store:
     geometry = native_geometry(context.geometry)
     if tier is None and context.role != "scheduler":
         reserve, shared = staging_objects(config.staging_buffer_gb, geometry.object_bytes)
@@ -162,4 +175,6 @@ def _store(below: Any, tier: Any, config: StoreConfig, context: StageContext) ->
         write_retries=config.dump_retries,
         retry_delay_ms=20,
         open_age_ms=0,
+        device=device,
+        synchronize_dumps=not event_sync,
     )

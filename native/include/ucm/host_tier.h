@@ -31,6 +31,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ucm/block_id.h"
 #include "ucm/geometry.h"
@@ -101,6 +102,8 @@ class HostTier {
   /// False for a watcher of somebody else's memory: it answers lookup and touch, every claim is
   /// refused. A Store over it only looks up.
   [[nodiscard]] virtual bool holds_memory() const noexcept { return true; }
+  /// The memory that all slots lie in, for pinning; valid until the tier is destroyed.
+  [[nodiscard]] virtual std::vector<std::span<std::byte>> regions() const { return {}; }
   [[nodiscard]] virtual Rotation rotation() const noexcept { return {}; }
 
   /// Pin memory for `shards` (ascending, distinct) of `id` and tell per shard what to do (`claims`

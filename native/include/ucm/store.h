@@ -94,6 +94,7 @@ struct StoreOptions {
   std::uint32_t waiting_depth = 16'384;       ///< objects that may wait for a buffer, per direction
   std::uint32_t running_depth = 256;          ///< loads that hold a slot at one time
   std::uint32_t copiers = 1;                  ///< threads that copy
+  bool synchronize_dumps = false;             ///< dumps without an event wait for the whole device
   std::uint32_t write_retries = 2;            ///< after the first try
   std::chrono::milliseconds retry_delay{20};  ///< before the first retry; doubles
   std::chrono::milliseconds open_age{
@@ -118,7 +119,7 @@ class StoreCore;
 
 class Store {
  public:
-  /// Starts the threads. `tier` is null, or holds no memory, for a lookup-only store (role
+  /// Pins the tier's memory for the device and starts the threads. `tier` is null, or holds no memory, for a lookup-only store (role
   /// scheduler): loads and dumps throw UnsupportedError then and no buffer exists. Tier and stage have the same geometry.
   Store(std::shared_ptr<Stage> below, std::shared_ptr<HostTier> tier,
         std::shared_ptr<Device> device, StoreOptions options);
@@ -140,7 +141,8 @@ class Store {
   std::shared_ptr<Task> load(const Rows& rows);
   /// Address 0, or the same shard twice, refuses the whole submission. `event` 0: none; an unknown
   /// name is an error. Rows for an object that is open join it, whichever task opened it; EXPLICIT
-  /// wins over AUTO on the same object. Rows whose shard is in already succeed without a copy.
+  /// wins over AUTO on the same object. Rows whose shard is in already succeed without a copy. The
+  /// event exists until the task is done.
   std::shared_ptr<Task> dump(const Rows& rows, std::uint64_t event, CommitMode mode);
   /// Publish objects when all their shards are in. An id that is not open here is kOk when it is
   /// stored already, else kMiss. An object whose commit times out is discarded.

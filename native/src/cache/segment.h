@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 
 #include "cache/file_lock.h"
@@ -65,6 +66,12 @@ class Segment {
   /// Start of the data of an extent; null in a watcher.
   [[nodiscard]] std::byte* extent_data(std::uint32_t extent) const noexcept {
     return data_ == nullptr ? nullptr : data_ + std::uint64_t{extent} * header_->extent_bytes;
+  }
+
+  /// All extents; empty in a watcher.
+  [[nodiscard]] std::span<std::byte> data() const noexcept {
+    if (data_ == nullptr) return {};
+    return {data_, header_->segment_bytes - header_->data_offset};
   }
 
   [[nodiscard]] std::uint32_t self() const noexcept { return self_; }

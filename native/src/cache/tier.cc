@@ -47,6 +47,11 @@ void CacheTier::shutdown(Deadline) noexcept {
   if (const Watch::Client client = client_.exchange(0); client != 0) watch_->remove_client(client);
 }
 
+std::vector<std::span<std::byte>> CacheTier::regions() const {
+  if (segment_ == nullptr) return {};
+  return {segment_->data()};
+}
+
 Slot CacheTier::slot_of(std::uint32_t slot) const noexcept {
   return {table_->view().data(slot), slot};
 }

@@ -23,6 +23,7 @@ class CacheTier final : public HostTier {
   void bind(std::weak_ptr<TierSink> sink) override;
   bool retains() const noexcept override { return true; }
   bool holds_memory() const noexcept override { return !options_.watcher; }
+  std::vector<std::span<std::byte>> regions() const override;
   Rotation rotation() const noexcept override;
   Status claim_load(const BlockId& id, std::span<const std::uint32_t> shards, ClaimUse use,
                     std::uint64_t cookie, std::span<ShardClaim> claims,

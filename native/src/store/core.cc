@@ -61,6 +61,13 @@ StoreCore::~StoreCore() = default;
 void StoreCore::start() {
   if (!moves_data()) return;
   tier->bind(weak_from_this());
+  for (const std::span<std::byte> region : tier->regions()) {
+    if (std::string why = device->pin(region); why.empty()) {
+      pinned_.push_back(region);
+    } else {
+      not_pinned_ = std::move(why);
+    }
+  }
   const SignalsBlocked blocked;
   for (std::uint32_t i = 0; i < options.copiers; ++i) {
     threads_.emplace_back([this] { copier_loop(); });
@@ -312,6 +319,7 @@ std::uint64_t StoreCore::close(std::chrono::milliseconds timeout) {
   }
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
+  for (const std::span<std::byte> region : pinned_) device->unpin(region);
   {
     Lock lock(mu_);
     abandoned_ = running_.size() - running_free_.size();
@@ -335,6 +343,15 @@ std::uint64_t StoreCore::close(std::chrono::milliseconds timeout) {
   }
   perform(actions);
   return abandoned_;
+}
+
+std::string StoreCore::device_health() const {
+  std::string out = device->health();
+  if (!not_pinned_.empty()) {
+    out += (out.empty() ? "" : "; ") + std::string("host buffers are not pinned (") + not_pinned_ +
+           "): copies work, but more slowly";
+  }
+  return out;
 }
 
 std::size_t StoreCore::prefetch_room() const {

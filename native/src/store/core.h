@@ -98,6 +98,8 @@ class StoreCore final : public ReadSink,
   bool end_loan(std::uint64_t handle, bool filled) noexcept;
   void rows_lost(TaskImpl& task, Status why) noexcept;
   std::uint64_t close(std::chrono::milliseconds timeout);
+  /// What is wrong with the device; empty when nothing is.
+  [[nodiscard]] std::string device_health() const;
 
   void on_read(std::uint64_t cookie, std::uint32_t begin, std::uint32_t end,
                Outcome outcome) noexcept override;
@@ -209,6 +211,9 @@ class StoreCore final : public ReadSink,
 
   std::vector<std::shared_ptr<TaskImpl>> event_tasks_;
   std::deque<std::weak_ptr<TaskImpl>> active_;  // by deadline: the timeout is one per store
+
+  std::vector<std::span<std::byte>> pinned_;  // set by start(), taken back by close()
+  std::string not_pinned_;                    // why, likewise constant in between
 
   std::mutex close_mu_;
   std::atomic<bool> closed_{false};

@@ -18,6 +18,7 @@ void Counters::add_to(std::map<std::string, std::uint64_t>& out) const {
   out["store.load_copied_bytes_total"] = copied_out_bytes;
   out["store.dump_copy_ns_total"] = copy_in_ns;
   out["store.load_copy_ns_total"] = copy_out_ns;
+  out["store.copy_errors_total"] = copy_errors;
   out["store.prefetched_objects_total"] = prefetched_objects;
   out["store.prefetch_dropped_objects_total"] = prefetch_dropped_objects;
   out["store.written_objects_total"] = written_objects;

@@ -22,6 +22,7 @@ struct Counters {
   Count copied_out_bytes{0};
   Count copy_in_ns{0};
   Count copy_out_ns{0};
+  Count copy_errors{0};  ///< rows whose copy the device failed
   Count prefetched_objects{0};
   Count prefetch_dropped_objects{0};  ///< queue full: prefetch carries no obligation
   Count written_objects{0};

@@ -235,9 +235,8 @@ void StoreCore::on_written(std::uint64_t cookie, Outcome outcome) noexcept {
     if (object.generation != (cookie >> 32)) return;
     if (object.state != State::kWriting && object.state != State::kOverdue) return;
     const bool ok = outcome.status == Status::kOk;
-    const bool final =
-        outcome.status == Status::kClosed || outcome.status == Status::kCancelled ||
-        (outcome.status == Status::kRejected && outcome.error == kOutOfService);
+    const bool final = outcome.status == Status::kClosed || outcome.status == Status::kCancelled ||
+                       (outcome.status == Status::kRejected && outcome.error == kOutOfService);
     if (ok) ++counters->written_objects;
     if (ok || object.state == State::kOverdue) {
       finish_object(object, outcome, actions);
@@ -361,29 +360,41 @@ void StoreCore::copy_dump(Unit& unit, Lock& lock) {
     std::byte* const data = object->slot.data;
     lock.unlock();
     const auto started = Clock::now();
-    for (std::size_t i = 0; i < n; ++i) {
+    Outcome done{Status::kOk, 0};
+    if (task->event != nullptr) {
+      device->order_after(*task->event);
+    } else if (options.synchronize_dumps) {
+      done = device->synchronize();
+    }
+    for (std::size_t i = 0; i < n && done.status == Status::kOk; ++i) {
       device->copy_in(data + geometry.shard_offset(task->shards[batch[i]]),
                       task->addresses.data() + std::size_t{batch[i]} * geometry.runs_per_shard,
                       geometry.runs_per_shard, geometry.run);
     }
-    device->flush();
-    counters->copied_in_bytes += n * geometry.shard_bytes;
+    const Outcome flushed = device->flush();
+    if (done.status == Status::kOk) done = flushed;
+    const bool ok = done.status == Status::kOk;
+    (ok ? counters->copied_in_bytes : counters->copy_errors) += ok ? n * geometry.shard_bytes : n;
     counters->copy_in_ns +=
         static_cast<std::uint64_t>((Clock::now() - started) / std::chrono::nanoseconds(1));
     Actions actions;
     lock.lock();
     object->copying -= static_cast<std::uint32_t>(n);
-    object->in += static_cast<std::uint32_t>(n);
-    for (std::size_t i = 0; i < n; ++i) object->shards[task->shards[batch[i]]] = Shard::kIn;
+    if (ok) object->in += static_cast<std::uint32_t>(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      object->shards[task->shards[batch[i]]] = ok ? Shard::kIn : Shard::kEmpty;
+    }
     if (object->state == State::kDoomed) {
       if (object->copying == 0) free_object(*object);
+    } else if (!ok) {
+      drop_object(*object, done, actions);  // a shard lost its source: it can never be whole
     } else if (complete(*object)) {
       begin_write(*object, actions);
     }
     lock.unlock();
     perform(actions);
     // Only now: "done" says that the source is free and that the stage below has the object.
-    for (std::size_t i = 0; i < n; ++i) task->finish(batch[i], kRowCopying, {Status::kOk, 0});
+    for (std::size_t i = 0; i < n; ++i) task->finish(batch[i], kRowCopying, done);
     lock.lock();
   }
 }

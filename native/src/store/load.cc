@@ -256,9 +256,13 @@ void StoreCore::copy_load(Unit& unit, Lock& lock) {
       batch[n++] = row;
     }
     if (n == 0) continue;
-    device->flush();
-    for (std::size_t i = 0; i < n; ++i) task->finish(batch[i], kRowCopying, {Status::kOk, 0});
-    copied += n;
+    const Outcome done = device->flush();
+    for (std::size_t i = 0; i < n; ++i) task->finish(batch[i], kRowCopying, done);
+    if (done.status == Status::kOk) {
+      copied += n;
+    } else {
+      counters->copy_errors += n;
+    }
   }
   if (!task->addresses.empty()) {
     counters->copied_out_bytes += copied * geometry.shard_bytes;

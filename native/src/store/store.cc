@@ -371,6 +371,7 @@ std::map<std::string, std::uint64_t> Store::stats() const {
   };
   if (core_->tier != nullptr) merge(core_->tier->name(), core_->tier->stats());
   merge(core_->below->name(), core_->below->stats());
+  merge(core_->device->name(), core_->device->stats());
   return out;
 }
 
@@ -379,6 +380,9 @@ std::map<std::string, std::string> Store::health() const {
   std::map<std::string, std::string> out;
   if (core_->tier != nullptr) out[core_->tier->name()] = core_->tier->health();
   out[core_->below->name()] = core_->below->health();
+  if (std::string device = core_->device_health(); !device.empty()) {
+    out[core_->device->name()] = std::move(device);
+  }
   return out;
 }
 

@@ -18,6 +18,7 @@ from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
 from ucm_core.spec import SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry
+from ucm_vllm.devices import HOST, KvDevice
 from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lookup import LookupService
@@ -50,14 +51,17 @@ class Settings:
     timeout_ms: int = 30_000
     persist_token_threshold: int = 0
     use_lite: bool = False
+    event_sync: bool = True
     #: Stages of the pipeline, top to bottom.
     tiers: tuple[str, ...] = ()
 
 
 class OpenStore(Protocol):
-    """Opens one pipeline bound to one geometry of the namespace, for this process."""
+    """Opens one pipeline bound to one geometry of the namespace, for this process and a rank's device."""
 
-    def __call__(self, geometry: Geometry, manifest: Manifest) -> BlockStore: ...
+    def __call__(
+        self, geometry: Geometry, manifest: Manifest, device: KvDevice = ...
+    ) -> BlockStore: ...
 
 
 @dataclass(slots=True)
@@ -72,6 +76,7 @@ class Deployment:
     manifest: Manifest = field(init=False)
     placement: Placement = field(init=False)
     weights_source: str = field(init=False)
+    device: KvDevice = field(init=False, default=HOST)
     _stores: dict[str, BlockStore] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,7 +147,7 @@ class Deployment:
         """The store of a coordinate; opened on first use."""
         name = self.store_name(at)
         if name not in self._stores:
-            self._stores[name] = self.open_store(self.geometry(at), self.manifest)
+            self._stores[name] = self.open_store(self.geometry(at), self.manifest, self.device)
         return self._stores[name]
 
     # -- the two sides -------------------------------------------------------------------------------
@@ -169,6 +174,7 @@ class Deployment:
     ) -> WorkerSide:
         """Moves the bytes of one rank. ``kv_caches``: vLLM's layer name -> tensor; kept alive by vLLM."""
         names = self._layer_names(kv_caches, pp_rank)
+        self.device = KvDevice.of([kv_caches[name] for name in names.values()])
         lanes = [
             self._lane(at, [kv_caches[names[layer]] for layer in at.coordinate.layers], tp_rank)
             for at in self.placement.of_rank(pp_rank, tp_rank)
@@ -177,6 +183,7 @@ class Deployment:
             lanes,
             timeout_s=self.settings.timeout_ms / 1000,
             by_pages=self.facts.continues_anywhere,
+            mark=self.device.mark(self.settings.event_sync),
         )
 
     def _lane(self, at: SeededCoordinate, tensors: Sequence[torch.Tensor], tp_rank: int) -> Lane:
@@ -228,8 +235,6 @@ class Deployment:
         blocks = self.kv_cache_config.num_blocks
         strides: set[int] = set()
         for tensor in tensors:
-            if tensor.device.type != "cpu":
-                raise UnsupportedError(f"the KV cache is on {tensor.device}, not in host memory")
             ratio, rest = divmod(tensor.shape[0], blocks)
             size = tensor.element_size()
             byte_strides = [stride * size for stride in tensor.stride()]

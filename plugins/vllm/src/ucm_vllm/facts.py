@@ -217,6 +217,10 @@ def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> str:
     """
     if kind == "mla":
         return ""
+    device = str(vllm_config.device_config.device_type)
+    if device != "cpu":
+        # What the kernels of a GPU keep inside a page is theirs to know: shared among equal deployments.
+        return f"{device}_attn"
     import torch
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 

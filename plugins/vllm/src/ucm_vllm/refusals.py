@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ucm_vllm.devices import SERVED
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -25,10 +27,10 @@ def deployment_problems(vllm_config: VllmConfig) -> list[str]:
     problems = []
     parallel = vllm_config.parallel_config
     device = str(vllm_config.device_config.device_type)
-    if device != "cpu":
+    if device not in SERVED:
         problems.append(
-            f"the KV cache is on {device}: copies between device memory and the store are not built "
-            "yet; only the CPU platform is served"
+            f"the KV cache is on {device}: no copies between it and the store; served are "
+            f"{', '.join(SERVED)}"
         )
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         size = getattr(parallel, name, 1)

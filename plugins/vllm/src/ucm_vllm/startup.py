@@ -15,6 +15,7 @@ from ucm_core.registry import Role, StageContext
 from ucm_core.store.contract import BlockStore, Geometry
 from ucm_core.store.pipeline import open_store
 from ucm_vllm.deployment import Deployment, Settings
+from ucm_vllm.devices import HOST, KvDevice
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -61,6 +62,7 @@ def settings(config: UcmConfig) -> Settings:
         timeout_ms=config.store.timeout_ms,
         persist_token_threshold=core.persist_token_threshold,
         use_lite=core.use_lite,
+        event_sync=core.enable_event_sync,
         tiers=config.pipeline.stages,
     )
 
@@ -74,7 +76,7 @@ class _Opener:
         self._host, self._config, self._role = host, config, role
         self._parallel = vllm_config.parallel_config
 
-    def open(self, geometry: Geometry, manifest: Manifest) -> BlockStore:
+    def open(self, geometry: Geometry, manifest: Manifest, device: KvDevice = HOST) -> BlockStore:
         local_rank = 0 if self._role == "scheduler" else _local_rank()
         context = StageContext(
             geometry=geometry,
@@ -93,6 +95,8 @@ class _Opener:
             stage_configs=self._config.stages,
             store_config=self._config.store,
             context=context,
+            device=self._host.device(device.kind).open(device.index),
+            event_sync=self._config.core.enable_event_sync,
         )
 
 

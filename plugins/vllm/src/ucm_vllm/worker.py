@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,11 @@ from ucm_core.adapter.blocks import NO_PAGE, PageMap
 from ucm_core.errors import UcmError
 from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import BlockStore, Status, Task, TaskState
+from ucm_vllm.devices import Mark, nothing_queued
 from ucm_vllm.identity import object_ids
 from ucm_vllm.messages import RowBlocks, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.stats import UcmStats
+from ucm_vllm.store_counters import StoreWatch
 
 _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
 
@@ -80,6 +83,8 @@ class _Save:
     op: TransferOp
     parts: list[_Part]
     started: float
+    #: What the saves' event needs alive until their sources were read.
+    keep: Any = None
     copied: bool = False
 
 
@@ -107,8 +112,10 @@ class WorkerSide:
         timeout_s: float,
         by_pages: bool = True,
         stats: UcmStats | None = None,
+        mark: Mark = nothing_queued,
     ) -> None:
         self._lanes = list(lanes)
+        self._mark = mark
         self._limit_s = timeout_s + DEADLINE_SLACK_S
         self._by_pages = by_pages
         self.stats = stats if stats is not None else UcmStats()
@@ -118,6 +125,7 @@ class WorkerSide:
         self._reading: dict[str, int] = {}
         self._finishing: set[str] = set()
         self._idle = False
+        self._watch = StoreWatch({id(lane.store): lane.store for lane in lanes}.values())
         self._report = _Report()
 
     # -- loads -------------------------------------------------------------------------------------
@@ -128,7 +136,7 @@ class WorkerSide:
         for op in meta.loads:
             self._loads[op.op_id] = _Load(op, self._submit(op, load=True), time.monotonic())
 
-    def _submit(self, op: TransferOp, *, load: bool) -> list[_Part]:
+    def _submit(self, op: TransferOp, *, load: bool, event: int = 0) -> list[_Part]:
         """Hand the operation to the stores of the lanes that take part."""
         parts = []
         for blocks, offset in zip(op.parts, op.offsets, strict=True):
@@ -137,10 +145,12 @@ class WorkerSide:
                     rows = np.arange(len(blocks)) if load else _elected(lane, op, blocks)
                     parts.append(_Part(lane, rows + offset, None, Status.OK))
                     if len(rows):
-                        self._submit_part(parts[-1], op, blocks.only(rows), load=load)
+                        self._submit_part(parts[-1], op, blocks.only(rows), load, event)
         return parts
 
-    def _submit_part(self, part: _Part, op: TransferOp, blocks: RowBlocks, *, load: bool) -> None:
+    def _submit_part(
+        self, part: _Part, op: TransferOp, blocks: RowBlocks, load: bool, event: int
+    ) -> None:
         lane = part.lane
         ids = np.repeat(object_ids(lane.seed, blocks.links), lane.pages.layers, axis=0)
         shards = lane.pages.shards(len(blocks))
@@ -150,7 +160,7 @@ class WorkerSide:
                 part.task = lane.store.load(ids, shards, at)
             else:
                 at = lane.pages.addresses(blocks.pages, blocks.blocks)
-                part.task = lane.store.dump(ids, shards, at)
+                part.task = lane.store.dump(ids, shards, at, event=event)
         except (UcmError, ValueError) as error:
             part.refused = Status.REJECTED
             _log.error(
@@ -225,9 +235,12 @@ class WorkerSide:
     # -- saves -------------------------------------------------------------------------------------
 
     def start_saves(self, meta: UcmMetadata) -> None:
-        """Submit what this step completed. The step's forward pass must be over (or the event given)."""
+        """Submit what this step completed. The step's forward pass must be over, or queued before the mark
+        that is taken here."""
+        event, keep = self._mark() if meta.saves else (0, None)
         for op in meta.saves:
-            self._saves[op.op_id] = _Save(op, self._submit(op, load=False), time.monotonic())
+            parts = self._submit(op, load=False, event=event)
+            self._saves[op.op_id] = _Save(op, parts, time.monotonic(), keep)
             self._reading[op.request_id] = self._reading.get(op.request_id, 0) + 1
         self._finishing.update(meta.finishing)
 
@@ -244,6 +257,7 @@ class WorkerSide:
 
     def _source_free(self, save: _Save) -> None:
         save.copied = True
+        save.keep = None
         request_id = save.op.request_id
         self._report.meta.copied[save.op.op_id] = 1
         left = self._reading[request_id] - 1
@@ -315,6 +329,7 @@ class WorkerSide:
             self._poll_loads()
         if self._saves:
             self._poll_saves()
+        self._watch.look(self.stats.add)
         sent: set[str] = set()
         if self._finishing:
             sent = {r for r in self._finishing if r not in self._reading}
@@ -359,6 +374,7 @@ class WorkerSide:
         self._reading.clear()
         for store in {id(lane.store): lane.store for lane in self._lanes}.values():
             store.close()
+        self._watch = StoreWatch([])
         self._lanes = []
 
 

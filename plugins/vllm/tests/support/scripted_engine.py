@@ -50,6 +50,7 @@ from ucm_core.identity import ContentChain
 from ucm_core.store.contract import Geometry
 from ucm_vllm.connector import UCMConnector
 from ucm_vllm.deployment import Deployment, Settings
+from ucm_vllm.devices import HOST, KvDevice
 from ucm_vllm.identity import AdapterKeys, request_chain
 
 HEADS, HEAD_SIZE = 2, 4
@@ -91,7 +92,8 @@ class World:
         }
         (self.model / "config.json").write_text(json.dumps(config))
 
-    def open_store(self, geometry: Geometry, manifest: Any) -> MemoryStore:
+    def open_store(self, geometry: Geometry, manifest: Any, device: KvDevice = HOST) -> MemoryStore:
+        del device
         store = MemoryStore(geometry, auto=self.auto)
         store.objects, store.faults = self.objects, self.faults
         self.stores.append(store)

@@ -67,10 +67,10 @@ def test_every_reason_is_listed_at_once(configs) -> None:
     config, kv = configs
     config.cache_config.calculate_kv_scales = True
     config.speculative_config = SimpleNamespace(method="eagle")
-    config.device_config.device_type = "cuda"
+    config.device_config.device_type = "xpu"
     with pytest.raises(UnsupportedError) as refused:
         read_facts(config, _groups(kv, MAMBA))
-    for words in ("calculate_kv_scales", "'eagle'", "is on cuda", "recurrent states"):
+    for words in ("calculate_kv_scales", "'eagle'", "is on xpu", "recurrent states"):
         assert words in str(refused.value)
 
 
