@@ -24,7 +24,7 @@ NPU = """
 from ucm_core import _native
 from ucm_core.hookspecs import hookimpl
 from ucm_core.registry import DeviceSpec
-UCM_API_VERSION = (1, 0)
+UCM_API_VERSION = (1, 1)
 @hookimpl
 def ucm_register_devices(register):
     register(DeviceSpec("{name}", "somebody's accelerator", lambda index: _native.host_device()))

@@ -14,7 +14,7 @@ from ucm_core.registry import DeviceSpec, PipelineSpec, StageContext, StageSpec
 from ucm_core.store.devices import register_devices
 from ucm_core.store.native_store import native_geometry
 
-UCM_API_VERSION = (1, 0)
+UCM_API_VERSION = (1, 1)
 
 #: Media of Fake stages by name, so that a second store in this process finds what the first wrote.
 _media: dict[str, _native.FakeMedium] = {}
