@@ -61,7 +61,7 @@ class StoreConfig(Options):
         2, ge=0, le=16, description="Tries after the first when a stage fails to write an object."
     )
     store_health: HealthConfig = Field(
-        default_factory=HealthConfig,
+        default_factory=lambda: HealthConfig.model_validate({}),
         description="The health wrapper; `{enabled: false}` turns it off.",
     )
     copy_threads: int = Field(

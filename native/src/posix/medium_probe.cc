@@ -26,8 +26,7 @@ std::string MediumProbe::run(Deadline deadline) {
       shared->lanes[i].busy = false;
       shared->lanes[i].ours = error == EMFILE || error == ENFILE || error == ENOMEM;
       if (!works) {
-        shared->lanes[i].failed =
-            failed + " " + core->roots[i]->path() + ": " + errno_text(error);
+        shared->lanes[i].failed = failed + " " + core->roots[i]->path() + ": " + errno_text(error);
       }
       shared->done.notify_all();
     });
