@@ -20,8 +20,10 @@ ENGINE_PY := $(CURDIR)/$(ENGINE_VENV)/bin/python
 STAMPS := build/stamps
 
 # Our distributions, outermost last: "folder:source folder". Linked into environments from this tree.
-PROJECTS := .:. plugins/backends/posix:plugins/backends/posix/src plugins/vllm:plugins/vllm/src
-PROJECT_FILES := pyproject.toml plugins/backends/posix/pyproject.toml plugins/vllm/pyproject.toml
+PROJECTS := .:. plugins/backends/posix:plugins/backends/posix/src plugins/vllm:plugins/vllm/src \
+	plugins/reference:plugins/reference/src
+PROJECT_FILES := pyproject.toml plugins/backends/posix/pyproject.toml plugins/vllm/pyproject.toml \
+	plugins/reference/pyproject.toml
 ENGINE_LOCKS := $(wildcard plugins/vllm/env/*)
 CXX_FILES = $(shell git ls-files 'native/*.cc' 'native/*.h')
 
@@ -91,8 +93,8 @@ test-native: native ## googletest
 	build/dev/native/ucm_tests --gtest_brief=1
 
 .PHONY: test-python
-test-python: dev ## Core, backends and docs, without an engine
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" tests plugins/backends/posix/tests $(PYTEST_ARGS)
+test-python: dev ## Core, backends, reference engine and docs, without a foreign engine
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
 
 .PHONY: test-packaging
 test-packaging: dev ## Wheels of every distribution in empty environments
@@ -104,7 +106,7 @@ test-engine: engine-vllm ## The adapter on the real vLLM
 
 .PHONY: long
 long: engine-vllm ## The full form of everything long, and clang-tidy
-	$(BIN)/pytest -m long tests plugins/backends/posix/tests $(PYTEST_ARGS)
+	$(BIN)/pytest -m long tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
 	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
 
 .PHONY: tidy

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = (".", "plugins/backends/posix", "plugins/vllm")
+PROJECTS = (".", "plugins/backends/posix", "plugins/vllm", "plugins/reference")
 
 
 def build(folder: Path) -> list[Path]:

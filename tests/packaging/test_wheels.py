@@ -24,6 +24,7 @@ COMPILER_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2"}
 SOURCES = {
     "ucm_core": ROOT / "ucm_core",
     "ucm_backend_posix": ROOT / "plugins/backends/posix/src/ucm_backend_posix",
+    "ucm_reference": ROOT / "plugins/reference/src/ucm_reference",
     "ucm_vllm": ROOT / "plugins/vllm/src/ucm_vllm",
 }
 
@@ -53,7 +54,7 @@ def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*install, "-c", ROOT / "dev" / "requirements.lock", *third_party())
     env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     env["PIP_CONFIG_FILE"] = os.devnull
-    run(*install, "--no-index", "--find-links", wheels, "ucm-core[vllm]", env=env)
+    run(*install, "--no-index", "--find-links", wheels, "ucm-core[vllm]", "ucm-reference", env=env)
     return folder / "bin"
 
 
@@ -152,15 +153,16 @@ def test_vllm_finds_the_connector_entry_point(site: Path) -> None:
 def test_core_works_alone(site: Path, wheels: Path) -> None:
     """Nothing of ours but the core: it imports, and says what to install."""
     python = site / "python"
-    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "ucm-vllm", "ucm-backend-posix")
+    ours = ("ucm-vllm", "ucm-reference", "ucm-backend-posix")
+    run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *ours)
     try:
         assert "install ucm-backend-posix" in run(site / "ucm", "plugins")
         done = subprocess.run([site / "ucm", "config"], capture_output=True, text=True)
         assert done.returncode == 1
         assert "install ucm-backend-posix" in done.stderr
     finally:
-        ours = [wheel_of(wheels, name) for name in ("ucm_vllm", "ucm_backend_posix")]
-        run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *ours)
+        again = [wheel_of(wheels, name.replace("-", "_")) for name in ours]
+        run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *again)
 
 
 def test_conformance_kit_imports_with_its_extra(site: Path) -> None:
