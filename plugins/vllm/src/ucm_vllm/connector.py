@@ -26,8 +26,11 @@ from ucm_vllm.stats import UcmPromMetrics, UcmStats
 from ucm_vllm.versions import SUPPORTED, check_version
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -168,6 +171,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         sure = self._deployment.settings.tiers == ("Posix",)
         source = CacheHitSource.DISK if sure else CacheHitSource.EXTERNAL_UNSPECIFIED
         return {source: num_external_tokens} if num_external_tokens else {}
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        events = self._sched.events
+        return events.take() if events is not None else ()
 
     def reset_cache(self) -> bool:
         """What is stored stays, but this process does not use it any more: see SchedulerSide.reset."""

@@ -19,6 +19,7 @@ from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
 from ucm_core.spec import SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry
 from ucm_vllm.devices import HOST, KvDevice
+from ucm_vllm.events import KvEvents
 from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lookup import LookupService
@@ -167,6 +168,7 @@ class Deployment:
             loads=transfer.is_kv_consumer and not lite,
             saves=transfer.is_kv_producer and not lite,
             persist_token_threshold=self.settings.persist_token_threshold,
+            events=KvEvents.wanted(self.vllm_config, self.kv_cache_config, self.placement.rows),
         )
 
     def worker_side(

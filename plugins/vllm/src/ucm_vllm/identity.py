@@ -112,12 +112,14 @@ def _mm_extra(feature: Any) -> ChainExtra:
 class AdapterKeys:
     """LoRA adapters by content: neither their name, nor their path, nor their load order matters.
 
-    An adapter whose files change while the process runs is left alone from then on: nobody can tell
-    which version vLLM has loaded.
+    An adapter whose files change while the process runs is left alone from then on, and so is one
+    that comes under the number of another: vLLM keeps adapters by number, and nobody can tell which
+    weights it has loaded.
     """
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}
+        self._by_number: dict[int, str] = {}
 
     def __call__(self, lora_request: Any) -> str:
         path = Path(lora_request.lora_path)
@@ -131,6 +133,11 @@ class AdapterKeys:
         first = self._first.setdefault(str(path.resolve()), key)
         if key != first:
             raise ConfigError(f"adapter {path} changed on disk since this process first used it")
+        number = lora_request.lora_int_id
+        if key != self._by_number.setdefault(number, key):
+            raise ConfigError(
+                f"adapter {path} has number {number}, under which this process has used other weights"
+            )
         return key
 
 

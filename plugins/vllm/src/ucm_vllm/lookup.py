@@ -1,12 +1,15 @@
-"""Lookups off the scheduler's thread, so that a hung mount costs hits and never the engine's step.
+"""Lookups and heat off the scheduler's thread, so that a hung mount costs hits and never the engine's step.
 
 One daemon thread asks the stores; the scheduler waits a moment for the answer (usual: a fraction of a
 millisecond) and otherwise asks vLLM to come back later. A lookup older than its deadline is given up as
-a miss, and until the stuck call returns every new lookup is a miss at once.
+a miss, and until the stuck call returns every new lookup is a miss at once. The same thread sends the
+pulses of :mod:`ucm_vllm.heat`, after answers and a moment late.
 """
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import logging
 import queue
 import threading
@@ -18,6 +21,7 @@ import numpy as np
 
 from ucm_core.coordinator import LookupPlan, Votes
 from ucm_core.store.contract import BlockStore
+from ucm_vllm.heat import Heat
 
 _log = logging.getLogger("ucm.vllm")
 
@@ -25,6 +29,13 @@ _log = logging.getLogger("ucm.vllm")
 INLINE_WAIT_S = 0.02
 #: Lookups waiting for the thread; a full queue is answered as a miss.
 QUEUE_LIMIT = 256
+
+
+class _Signal(enum.Enum):
+    """What else the thread's queue carries."""
+
+    WAKE = "wake"  # look whether pulses are due
+    STOP = "stop"
 
 
 @dataclass(slots=True)
@@ -47,7 +58,8 @@ class LookupService:
     def __init__(self, stores: Mapping[str, BlockStore], *, timeout_s: float) -> None:
         self._stores = dict(stores)
         self._timeout_s = timeout_s
-        self._questions: queue.Queue[Lookup | None] = queue.Queue(QUEUE_LIMIT)
+        self._questions: queue.Queue[Lookup | _Signal] = queue.Queue(QUEUE_LIMIT)
+        self._heat = Heat()
         self._thread: threading.Thread | None = None
         self._stuck: Lookup | None = None
         self._closed = False
@@ -89,13 +101,22 @@ class LookupService:
             )
         return True
 
+    def used(self, plan: LookupPlan, tokens: int, link: bytes) -> tuple[int, int]:
+        """A request starts from the first ``tokens`` of what ``plan`` asked for; see :class:`Heat`."""
+        asleep = self._heat.due_in() is None
+        told, dropped = self._heat.hit(plan, tokens, link)
+        if told and asleep:
+            with contextlib.suppress(queue.Full):  # then the thread is busy and looks for itself
+                self._questions.put_nowait(_Signal.WAKE)
+        return told, dropped
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Stop the thread. One that hangs in the storage is left behind (a daemon) and named."""
         self._closed = True
         if self._thread is None:
             return
         try:
-            self._questions.put(None, timeout=timeout_s)
+            self._questions.put(_Signal.STOP, timeout=timeout_s)
         except queue.Full:
             _log.warning("the lookup queue is full at shutdown")
         self._thread.join(timeout_s)
@@ -114,11 +135,25 @@ class LookupService:
             self._thread.start()
 
     def _run(self) -> None:
-        while (lookup := self._questions.get()) is not None:
-            try:
-                ids = lookup.plan.ids
-                answers = {name: self._stores[name].lookup(ids[name]) for name in ids}
-                self._answer(lookup, lookup.plan.votes(answers))
-            except Exception as error:  # the thread must survive whatever a store does
-                _log.warning("a lookup failed: %s", error)
-                self._answer(lookup, None, type(error).__name__)
+        while (item := self._next()) is not _Signal.STOP:
+            if isinstance(item, Lookup):
+                self._ask(item)
+            if self._heat.due_in() == 0.0:
+                self._heat.send(self._stores)
+        self._heat.send(self._stores)
+
+    def _next(self) -> Lookup | _Signal:
+        """The next question, or WAKE when pulses are due."""
+        try:
+            return self._questions.get(timeout=self._heat.due_in())
+        except queue.Empty:
+            return _Signal.WAKE
+
+    def _ask(self, lookup: Lookup) -> None:
+        try:
+            ids = lookup.plan.ids
+            answers = {name: self._stores[name].lookup(ids[name]) for name in ids}
+            self._answer(lookup, lookup.plan.votes(answers))
+        except Exception as error:  # the thread must survive whatever a store does
+            _log.warning("a lookup failed: %s", error)
+            self._answer(lookup, None, type(error).__name__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.coordinator import HitPlan
+from ucm_core.coordinator import HitPlan, LookupPlan
 from ucm_core.identity import ContentChain
 from ucm_vllm.lookup import Lookup
 from ucm_vllm.messages import Rows, TransferOp
@@ -35,10 +35,13 @@ class Record:
     answered_tokens: int = -1
     answered_at: float = 0.0
     lookup: Lookup | None = None
+    #: What the answered lookup asked for, until its blocks were told to be in use.
+    plan: LookupPlan | None = None
     #: What was promised to vLLM last.
     answer: HitPlan | None = None
+    #: This admission was counted as a query.
     asked: bool = False
-    #: Grows when vLLM takes the blocks away: page numbers from before mean nothing any more.
+    #: vLLM's count of preemptions that was acted on: page numbers from before mean nothing any more.
     epoch: int = 0
     #: Saves that may still read blocks which a window can leave behind.
     exposed: set[int] = field(default_factory=set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 CONNECTOR_NAME = "UCMConnector"
-CONNECTOR_MODULE = "ucm_vllm.connector"
+CONNECTOR_MODULE = "ucm_vllm.api"
 
 _log = logging.getLogger("ucm.vllm")
 _done = False

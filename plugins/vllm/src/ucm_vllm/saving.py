@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ucm_core.adapter.tracker import Phase, RequestTracker
 from ucm_vllm.keys import BadKeys, PendingKeys
-from ucm_vllm.messages import Outbox, RowBlocks, UcmWorkerMetadata
+from ucm_vllm.messages import Outbox, RowBlocks, TransferOp, UcmWorkerMetadata
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.records import Record, SaveState
 from ucm_vllm.row_blocks import (
@@ -21,6 +23,10 @@ from ucm_vllm.row_blocks import (
     to_save,
 )
 
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+Bools = npt.NDArray[np.bool_]
 _NONE = np.zeros(0, dtype=bool)
 
 
@@ -29,6 +35,7 @@ class Saving:
 
     ``workers``: ranks that report each operation. Used from the scheduler's thread only; appends to
     ``outbox``, tells ``tracker`` when a source is read and free, and ``bad`` which blocks were stored anew.
+    ``stored``: called with each save that has ended and, by number, which blocks are durable.
     """
 
     def __init__(
@@ -39,6 +46,7 @@ class Saving:
         tracker: RequestTracker,
         bad: BadKeys,
         workers: int,
+        stored: Callable[[Request, TransferOp, Bools], None] | None = None,
     ) -> None:
         self._rows = placement.rows
         self._grain = placement.grain
@@ -46,6 +54,7 @@ class Saving:
         self._tracker = tracker
         self._bad = bad
         self._workers = workers
+        self._stored = stored
         # Content equal on several ranks: a save that one of them failed is taken over by the next.
         self.replicas = placement.facts.replicas
         self._pending_keys = PendingKeys()
@@ -168,6 +177,8 @@ class Saving:
         stored = np.ones(len(prints), dtype=bool)
         stored[state.failed] = False
         self._bad.forgive(prints[stored])
+        if self._stored is not None and state.record.chain is not None:
+            self._stored(state.record.request, state.op, stored)
         if len(state.failed) and state.op.attempt + 1 < self.replicas:
             self._retries.append(state)
 

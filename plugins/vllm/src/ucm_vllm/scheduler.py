@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from ucm_core.adapter.tracker import Phase, RequestTracker
 from ucm_core.coordinator import HitPlan, Present, plan_lookup, resolve_hit
+from ucm_core.identity import ContentChain
 from ucm_core.spec import SeededCoordinate
+from ucm_vllm.events import KvEvents
 from ucm_vllm.identity import Uncacheable, request_chain
 from ucm_vllm.keys import BadKeys, Prints
 from ucm_vllm.lookup import LookupService
-from ucm_vllm.messages import Outbox, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.messages import Outbox, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.records import Presence, Record
 from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, row_links, row_prints, to_load
@@ -63,24 +65,26 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         persist_token_threshold: int = 0,
+        events: KvEvents | None = None,
         stats: UcmStats | None = None,
     ) -> None:
         self._placement = placement
         self._rows = placement.rows
         self._grain = placement.grain
-        starts_over = not placement.facts.continues_anywhere
-        self._attempts = ATTEMPTS_STARTING_OVER if starts_over else ATTEMPTS
+        self._starts_over = not placement.facts.continues_anywhere
+        self._attempts = ATTEMPTS_STARTING_OVER if self._starts_over else ATTEMPTS
         self._lookups = lookups
         self._store_of = store_of
         self._adapter_key = adapter_key
         self._loads = loads
         self._saves = saves
         self._threshold = persist_token_threshold
+        self.events = events
         self.stats = stats if stats is not None else UcmStats()
         self.tracker = RequestTracker()
         self._records: dict[str, Record] = {}
         self._bad = BadKeys()
-        self._load_prints: dict[str, tuple[int, Prints]] = {}
+        self._load_prints: dict[str, tuple[TransferOp, Prints]] = {}
         self._rotation: str | None = None
         self._outbox = Outbox()
         self.saving = Saving(
@@ -89,6 +93,7 @@ class SchedulerSide:
             tracker=self.tracker,
             bad=self._bad,
             workers=workers,
+            stored=events.stored if events is not None else None,
         )
 
     # -- new requests and hits -----------------------------------------------------------------------
@@ -123,6 +128,9 @@ class SchedulerSide:
         Polled every step while a request waits: between lookups it costs a dictionary access.
         """
         record = self._record(request)
+        if request.num_preemptions != record.epoch:
+            # Taken off by a reset of running requests: vLLM asks before it tells (in the next build).
+            self._preempted(record)
         if record.chain is None:
             return 0, False
         plan = self._plan(record, request, local)
@@ -136,14 +144,16 @@ class SchedulerSide:
 
     def _plan(self, record: Record, request: Request, local: int) -> HitPlan | None:
         """What the engine may skip, None while the answer is not there."""
+        loads = self._loads and record.attempts and not _must_compute_all(request)
+        # Saves of this request that still read its old blocks: one direction at a time. What they
+        # store will be a hit, so the store is asked when they have ended.
+        if loads and self.tracker.open_saves(request.request_id):
+            return None
         present = self._look_up(record, request)
         if present is None:
             return None
-        if not (self._loads and record.attempts) or _must_compute_all(request):
+        if not loads:
             present = self._nothing()
-        # Saves of this request that still read its old blocks: one direction at a time.
-        elif self.tracker.open_saves(request.request_id):
-            return None
         return resolve_hit(
             self._placement.table,
             request.num_tokens,
@@ -178,14 +188,11 @@ class SchedulerSide:
             self._extend(record, tokens)
             plan = plan_lookup(self._placement.keys, chain, store_of=self._store_of)
             record.lookup = self._lookups.ask(plan)
-            if not record.asked:
-                record.asked = True
-                self.stats.add("requests")
-                self.stats.add("query_tokens", tokens)
         lookup = record.lookup
         if not self._lookups.poll(lookup):
             return None
         record.lookup = None
+        record.plan = lookup.plan
         record.answered_at = now
         record.answered_tokens = chain.tokens
         votes = lookup.votes if lookup.done.is_set() else None
@@ -194,7 +201,17 @@ class SchedulerSide:
             record.present = self._nothing()
         else:
             record.present = {name: _array(said) for name, said in votes.present.items()}
+            self._tell_missing(record)
         return record.present
+
+    def _tell_missing(self, record: Record) -> None:
+        """Blocks that were announced and are not there any more."""
+        if self.events is None or record.chain is None:
+            return
+        for place in self._rows:
+            prints = row_prints(place, row_links(place, record.chain))
+            there = record.present[place.row.name]
+            self.events.gone(prints[: len(there)][~there])
 
     def _extend(self, record: Record, tokens: int) -> None:
         """Hash the request's whole blocks up to token ``tokens``; only new ones cost anything."""
@@ -210,7 +227,8 @@ class SchedulerSide:
         record = self._record(request)
         request_id = request.request_id
         plan = record.answer
-        if not external or record.chain is None or plan is None:
+        self._admitted(record)
+        if not external or plan is None:
             self.tracker.allocated(request_id, load=False)
             return
         if external != plan.external or not self.tracker.allocated(request_id, load=True):
@@ -218,16 +236,42 @@ class SchedulerSide:
                 f"a load of {plan.external} tokens was promised for {request_id}; vLLM wants {external}, "
                 f"and the request is {self.tracker.phase(request_id)}"
             )
+        chain = record.chain if record.chain is not None else self._unknown(request)
         parts = []
         for place in self._rows:
             blocks = np.arange(*plan.load[place.row.name], dtype=np.int64)
-            part = row_blocks(place, record.chain, blocks, tables, plan.p_star)
+            part = row_blocks(place, chain, blocks, tables, plan.p_star)
             parts.append(to_load(place, part, plan.local))
         kept = tuple(part for part in parts if len(part))
         op = self._outbox.op(request_id, kept, plan.local, plan.p_star)
-        self.stats.add("hit_tokens", external)
-        self._load_prints[request_id] = (op.op_id, part_prints(self._rows, op.parts))
+        self._load_prints[request_id] = (op, part_prints(self._rows, op.parts))
         self._outbox.meta.loads.append(op)
+
+    def _unknown(self, request: Request) -> ContentChain:
+        """A load that was promised before `reset` must end, and must not find what is stale now: a chain
+        of which nothing is stored."""
+        chain = ContentChain(self._grain, secrets.token_bytes(32))
+        tokens = request.num_tokens // self._grain * self._grain
+        chain.extend(np.array(request.all_token_ids[:tokens], dtype=np.int64))
+        return chain
+
+    def _admitted(self, record: Record) -> None:
+        """Count the query once, as vLLM does: neither polls nor what vLLM has itself dilute the rate. And
+        the blocks that the request starts from are in use, whoever had them: the store or vLLM."""
+        answer = record.answer
+        if answer is None or record.chain is None:
+            return
+        if not record.asked:
+            record.asked = True
+            self.stats.add("requests", 0 if record.epoch else 1)
+            self.stats.add("query_tokens", record.request.num_tokens - answer.local)
+        plan, record.plan = record.plan, None
+        tokens = min(answer.p_star // self._grain * self._grain, record.chain.tokens)
+        if plan is not None and tokens:
+            link = bytes(record.chain.links[tokens // self._grain - 1])
+            told, dropped = self._lookups.used(plan, tokens, link)
+            self.stats.add("touched_objects", told)
+            self.stats.add("touch_dropped_objects", dropped)
 
     # -- one step --------------------------------------------------------------------------------------
 
@@ -236,7 +280,9 @@ class SchedulerSide:
     ) -> UcmMetadata:
         """The step's message: loads just allocated, blocks that this step completes, sources lost."""
         for request_id in output.preempted_req_ids or ():
-            self._preempted(request_id)
+            preempted = self._records.get(request_id)
+            if preempted is not None and preempted.request.num_preemptions != preempted.epoch:
+                self._preempted(preempted)
         for request_id, count in output.num_scheduled_tokens.items():
             record = self._records.get(request_id)
             if record is None:
@@ -266,14 +312,12 @@ class SchedulerSide:
         self._extend(record, confirmed)
         self.saving.save(record, confirmed, tables)
 
-    def _preempted(self, request_id: str) -> None:
-        record = self._records.get(request_id)
-        if record is None:
-            return
-        self.tracker.preempted(request_id)
+    def _preempted(self, record: Record) -> None:
+        self.tracker.preempted(record.request.request_id)
         record.saved = 0
-        record.epoch += 1
+        record.epoch = record.request.num_preemptions
         record.answer = None
+        record.asked = False
         record.answered_at = 0.0
         self.saving.preempted(record)
 
@@ -287,19 +331,32 @@ class SchedulerSide:
             self._loads_failed(meta)
             self.saving.moved(meta)
         for request_id in output.finished_recving or ():
-            self._load_prints.pop(request_id, None)
-            self.tracker.load_finished(request_id)
+            loaded = self._load_prints.pop(request_id, None)
+            if self.tracker.load_finished(request_id) and loaded is not None:
+                self._count_hit(loaded[0], meta)
         for request_id in output.finished_sending or ():
             self.tracker.released(request_id)
+
+    def _count_hit(self, op: TransferOp, meta: UcmWorkerMetadata | None) -> None:
+        """What the engine continues from: tokens before the first block that did not arrive, or none
+        where it starts over."""
+        bad = meta.bad.get(op.op_id) if meta is not None else None
+        end = op.end
+        if bad is not None:
+            part, size = op.parts[0], self._rows[op.parts[0].row].row.block_tokens
+            end = op.begin if self._starts_over else int(part.blocks[bad.min()]) * size
+        self.stats.add("hit_tokens", max(0, end - op.begin))
 
     def _loads_failed(self, meta: UcmWorkerMetadata) -> None:
         if not meta.bad:
             return
-        for request_id, (op_id, prints) in self._load_prints.items():
-            numbers = meta.bad.get(op_id)
+        for request_id, (op, prints) in self._load_prints.items():
+            numbers = meta.bad.get(op.op_id)
             if numbers is None:
                 continue
             self._bad.add(prints[numbers])
+            if self.events is not None:
+                self.events.gone(prints[numbers])
             record = self._records.get(request_id)
             if record is not None and record.chain is not None:
                 # Bounded: whatever a store says, vLLM computes in the end, and saves anew.
@@ -353,6 +410,8 @@ class SchedulerSide:
         for record in self._records.values():
             record.chain = None
         self._bad.clear()
+        if self.events is not None:
+            self.events.clear()
 
     def pending(self) -> dict[str, int]:
         """Sizes of every map, for tests and diagnosis: all zero when nothing is under way."""
@@ -370,6 +429,9 @@ class SchedulerSide:
         if self.tracker.anomalies:
             self.stats.add("anomalies", self.tracker.anomalies)
             self.tracker.anomalies = 0
+        if self.events is not None and self.events.dropped:
+            self.stats.add("kv_events_dropped", self.events.dropped)
+            self.events.dropped = 0
         return self.stats.take()
 
     def close(self) -> None:

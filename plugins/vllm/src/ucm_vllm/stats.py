@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 #: name -> (help, has a ``kind`` label). Exported as ``ucm:ucm_<name>_total``.
 COUNTERS: dict[str, tuple[str, bool]] = {
     "requests": ("Requests that asked the store for a prefix.", False),
-    "query_tokens": ("Prompt tokens that the store was asked for.", False),
-    "hit_tokens": ("Prompt tokens promised to the engine from the store.", False),
+    "query_tokens": ("Tokens that the store was asked for: those that vLLM did not have.", False),
+    "hit_tokens": ("Tokens that the store supplied and the engine continued from.", False),
     "uncacheable_requests": ("Requests left alone, by reason.", True),
     "lookup_failures": ("Lookups that failed or did not answer in time, by reason.", True),
     "suppressed_blocks": ("Blocks found but not offered: an earlier load of them failed.", False),
+    "touched_objects": ("Objects told to be in use, so that collectors keep them.", False),
+    "touch_dropped_objects": ("Objects in use that could not be told: too many waited.", False),
     "load_blocks": ("Stored blocks loaded into the engine.", False),
     "load_bytes": ("Bytes loaded into the engine.", False),
     "load_failed_blocks": ("Stored blocks that a load did not deliver, by kind.", True),
@@ -37,6 +39,7 @@ COUNTERS: dict[str, tuple[str, bool]] = {
         "Time the engine waited for copies out of blocks that it took back (preemption, windows).",
         False,
     ),
+    "kv_events_dropped": ("KV events that vLLM did not collect in time.", False),
     "anomalies": ("Events that did not fit a request's state; please report them.", False),
 }
 

@@ -121,6 +121,7 @@ class MemoryStore:
         self.tasks: list[MemoryTask] = []
         self.waits: list[float | None] = []
         self.patience: list[float] = []
+        self.touched: list[bytes] = []
         self.lookups = 0
         self.lookup_delay_s = 0.0
         self.closed = False
@@ -140,7 +141,10 @@ class MemoryStore:
         return int(hits[-1]) if len(hits) else -1
 
     def prefetch(self, ids) -> None: ...  # type: ignore[no-untyped-def]
-    def touch(self, ids) -> None: ...  # type: ignore[no-untyped-def]
+
+    def touch(self, ids) -> None:  # type: ignore[no-untyped-def]
+        assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
+        self.touched += [bytes(row) for row in ids]
 
     def _submit(self, kind: str, ids, shards, addresses) -> MemoryTask:  # type: ignore[no-untyped-def]
         assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)

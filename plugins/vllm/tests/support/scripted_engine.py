@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +42,19 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from memory_store import MemoryStore, MemoryTask
+from scripted_runners import RUNNERS
 from ucm_core.identity import ContentChain
 from ucm_core.store.contract import Geometry
 from ucm_vllm.connector import UCMConnector
 from ucm_vllm.deployment import Deployment, Settings
 from ucm_vllm.devices import HOST, KvDevice
 from ucm_vllm.identity import AdapterKeys, request_chain
+from ucm_vllm.messages import UcmMetadata
 
 HEADS, HEAD_SIZE = 2, 4
 
@@ -92,6 +95,10 @@ class World:
         }
         (self.model / "config.json").write_text(json.dumps(config))
 
+    def opener(self, role: str) -> Any:
+        """What opens the stores of one side, "scheduler" or "worker"."""
+        return self.open_store
+
     def open_store(self, geometry: Geometry, manifest: Any, device: KvDevice = HOST) -> MemoryStore:
         del device
         store = MemoryStore(geometry, auto=self.auto)
@@ -112,7 +119,8 @@ class ScriptedConnector(UCMConnector):
     ) -> Deployment:
         assert _world is not None
         settings = Settings(roots=(_world.folder / "cache",), **_world.settings)
-        return Deployment(vllm_config, kv_cache_config, settings, _world.open_store)
+        opener = _world.opener(role.name.lower())
+        return Deployment(vllm_config, kv_cache_config, settings, opener)
 
     def _ranks(self) -> tuple[int, int]:
         return 0, 0
@@ -218,7 +226,8 @@ class ScriptedEngine:
 
     ``depth`` > 1: that many steps are in flight, as with asynchronous scheduling or pipeline stages.
     ``lagging``: the worker runs a step only when its result is waited for, else as soon as it is
-    scheduled.
+    scheduled. ``runner``: who calls the worker's connector, one of `scripted_runners.RUNNERS`.
+    ``drafts``: tokens that a scripted drafter proposes for each step, some right and some wrong.
     """
 
     def __init__(
@@ -229,12 +238,21 @@ class ScriptedEngine:
         mla: bool = False,
         depth: int = 1,
         lagging: bool = False,
+        runner: str = "v1",
+        drafts: int = 0,
         **overrides: Any,
     ) -> None:
         global _world
         _world = world
         self.world = world
         self.depth, self.lagging = depth, lagging
+        self.drafts, self._dice = drafts, random.Random(1)
+        if drafts:
+            overrides["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": drafts,
+                "prompt_lookup_max": 2,
+            }
         self.config = vllm_config(world, async_scheduling=depth > 1, **overrides)
         self.kv = kv_cache_config(self.config, blocks, mla=mla, windows=world.windows)
         self.config.cache_config.num_gpu_blocks = blocks
@@ -270,7 +288,8 @@ class ScriptedEngine:
             key=lambda layer: layer.index,
         )
         opened = len(world.stores)
-        self.worker.register_kv_caches({la.name: self.memory[la.slot] for la in self.layers})
+        caches = {la.name: self.memory[la.slot] for la in self.layers}
+        self.runner = RUNNERS[runner](self, caches)
         self.stores = world.stores[opened:]
         self.store = self.stores[-1]
         self.tables: dict[str, list[list[int]]] = {}
@@ -281,6 +300,9 @@ class ScriptedEngine:
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, Any] = {}
         self.reports: list[KVConnectorOutput] = []
+        #: Loads that were ordered, and requests whose blocks vLLM was told to hold, by request.
+        self.loaded: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
         self.steps = 0
         self.check_bytes = True
 
@@ -307,6 +329,7 @@ class ScriptedEngine:
         return request
 
     def abort(self, name: str) -> None:
+        self.runner.aborting(name)
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     # -- steps -----------------------------------------------------------------------------------------
@@ -315,6 +338,7 @@ class ScriptedEngine:
         """schedule -> worker -> update, as the engine core does."""
         self.steps += 1
         assert self.steps < 20_000, "the engine does not come to an end"
+        self.runner.scheduling()
         output = self.scheduler.schedule()
         if not output.num_scheduled_tokens:
             time.sleep(0.0005)  # vLLM's engine core does the same when nothing was executed
@@ -345,27 +369,13 @@ class ScriptedEngine:
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """One step on the worker."""
-        worker, meta = self.worker, output.kv_connector_metadata
-        assert meta is not None
-        worker.handle_preemptions(meta)
-        worker.bind_connector_metadata(meta)
+        meta = output.kv_connector_metadata
+        assert isinstance(meta, UcmMetadata)
+        self.loaded.update(op.request_id for op in meta.loads)
+        self.held.update(meta.finishing)
         starts = self._update_tables(output)
-        if output.has_sync_kv_loads:
-            worker.start_load_kv(None)  # type: ignore[arg-type]
-        sampled = self._compute(output, starts)
-        if not output.has_sync_kv_loads:
-            worker.start_load_kv(None)  # type: ignore[arg-type]
-        worker.wait_for_save()
-        results = worker.get_transfer_results(output.finished_req_ids)
-        report = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
-            kv_connector_stats=worker.get_kv_connector_stats(),
-            kv_connector_worker_meta=worker.build_connector_worker_meta(),
-        )
-        worker.clear_connector_metadata()
+        sampled: list[list[int]] = []
+        report = self.runner.run(output, lambda: sampled.extend(self._compute(output, starts)))
         self.reports.append(report)
         ids = list(output.num_scheduled_tokens)
         return ModelRunnerOutput(
@@ -376,6 +386,8 @@ class ScriptedEngine:
         )
 
     def _update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
+        if self.drafts:
+            self._propose(result)
         for outputs in self.scheduler.update_from_output(output, result).values():
             for out in outputs.outputs:
                 self.outputs.setdefault(out.request_id, []).extend(out.new_token_ids)
@@ -384,6 +396,15 @@ class ScriptedEngine:
             if outputs.scheduler_stats and outputs.scheduler_stats.kv_connector_stats:
                 for key, value in outputs.scheduler_stats.kv_connector_stats.items():
                     self.counted[key] = self.counted.get(key, 0) + value
+
+    def _propose(self, result: ModelRunnerOutput) -> None:
+        """Drafts for the next step of every request that just answered: most of them right."""
+        names = [r for i, r in enumerate(result.req_ids) if result.sampled_token_ids[i]]
+        guesses = []
+        for name in names:
+            right = expected(self.tokens[name], self.drafts, self.salts.get(name, ""))
+            guesses.append([t if self._dice.random() < 0.7 else 2 for t in right])
+        self.scheduler.update_draft_token_ids(DraftTokenIds(names, guesses))
 
     @property
     def counted(self) -> dict[str, float]:
@@ -394,7 +415,8 @@ class ScriptedEngine:
         starts = {}
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
-            prompt = new.prompt_token_ids
+            # Model runner V2 gets a resumed request as a new one, with all tokens it has.
+            prompt = new.prefill_token_ids or new.prompt_token_ids
             self.tokens[new.req_id] = [0] * new.prompt_len if prompt is None else list(prompt)
             starts[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -413,23 +435,33 @@ class ScriptedEngine:
     def _compute(self, output: SchedulerOutput, starts: dict[str, int]) -> list[list[int]]:
         """The forward pass, layer by layer with the connector's hooks, and the sampled tokens."""
         ends = {r: starts[r] + n for r, n in output.num_scheduled_tokens.items()}
-        values = {
-            r: np.array(self._values(r, self.tokens[r][:end]), dtype=np.float32)
-            for r, end in ends.items()
+        drafts = {
+            r: [max(t, 0) for t in output.scheduled_spec_decode_tokens.get(r, ())]  # -1: taken back
+            for r in ends
         }
+        values = {}
+        for r, end in ends.items():
+            inputs = [*self.tokens[r][: end - len(drafts[r])], *drafts[r]]
+            values[r] = np.array(self._values(r, inputs), dtype=np.float32)
         for layer in self.layers if ends else ():
             self.worker.wait_for_layer_load(layer.name)
             for req_id, end in ends.items():
                 self._compute_layer(layer, req_id, values[req_id], starts[req_id], end)
             self.worker.save_kv_layer(layer.name, self.memory[layer.slot], None)  # type: ignore[arg-type]
-        return [self._sample(r, int(values[r][-1]), end) for r, end in ends.items()]
+        return [self._sample(r, values[r], drafts[r]) for r in ends]
 
-    def _sample(self, req_id: str, last: int, end: int) -> list[int]:
-        tokens = self.tokens[req_id]
+    def _sample(self, req_id: str, values: np.ndarray, drafts: list[int]) -> list[int]:
+        """The drafts that turn out right, and one token more; nothing within a prompt."""
+        tokens, end = self.tokens[req_id], len(values)
         if end < len(tokens):
             return []
-        tokens.append(next_token(last))
-        return [tokens[-1]]
+        answer = []
+        for value, draft in zip(values[end - len(drafts) - 1 :], [*drafts, None], strict=True):
+            answer.append(next_token(int(value)))
+            if answer[-1] != draft:
+                break
+        tokens += answer
+        return answer
 
     def _compute_layer(
         self, layer: Layer, req_id: str, values: np.ndarray, start: int, end: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
@@ -30,14 +31,22 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def engine(world: World) -> Iterator[Callable[..., ScriptedEngine]]:
-    """Builds engines over one world and closes them."""
+def engine_over() -> Iterator[Callable[..., ScriptedEngine]]:
+    """Builds engines over given worlds and closes them."""
     engines: list[ScriptedEngine] = []
 
-    def build(**kw: Any) -> ScriptedEngine:
+    def build(world: World, **kw: Any) -> ScriptedEngine:
         engines.append(ScriptedEngine(world, **kw))
         return engines[-1]
 
     yield build
     for one in engines:
         one.close()
+
+
+@pytest.fixture
+def engine(
+    world: World, engine_over: Callable[..., ScriptedEngine]
+) -> Callable[..., ScriptedEngine]:
+    """Builds engines over one world and closes them."""
+    return functools.partial(engine_over, world)

@@ -145,6 +145,19 @@ def test_adapters_without_a_known_content_are_left_alone(engine, world: World, t
     assert side._record(later).chain is None
 
 
+def test_one_number_for_two_adapters_is_left_alone(engine, world: World, tmp_path: Path) -> None:
+    """vLLM keeps adapters by number: under a number that is taken it may compute with the old one."""
+    e = engine()
+    side = e.connector._sched
+    x, y = _adapter(tmp_path / "x", 1), _adapter(tmp_path / "y", 2)
+    chains = [
+        side._record(e.request(name, prompt(6, 200), lora_request=_lora("one", number, path))).chain
+        for name, number, path in (("a", 1, x), ("b", 1, y), ("c", 2, y), ("d", 1, x))
+    ]
+    assert [chain is not None for chain in chains] == [True, False, True, True]
+    assert side.stats.data["uncacheable_requests|no_identity"] == 1
+
+
 def _edit_config(world: World, **values: Any) -> None:
     path = world.model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))

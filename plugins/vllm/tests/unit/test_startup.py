@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,35 @@ def test_old_versions_are_refused(version: str) -> None:
 def test_tested_versions_say_nothing(version: str | None, lines: list[str]) -> None:
     versions.check_version(version)
     assert lines == []
+
+
+def test_every_other_version_is_told_what_to_do(lines: list[str]) -> None:
+    versions.check_version("0.40.0")
+    with pytest.raises(UnsupportedError) as refused:
+        versions.check_version("0.20.0")
+    for text in (lines[0], str(refused.value)):
+        assert "pip install 'vllm>=0.32,<0.34'" in text
+        assert "start without UCMConnector" in text
+
+
+def test_a_vllm_without_what_we_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)
+    monkeypatch.delitem(sys.modules, "ucm_vllm.connector")
+    with pytest.raises(UnsupportedError) as refused:
+        versions.load_connector()
+    assert "cache_hit_source" in str(refused.value)
+    assert versions.running_version() in str(refused.value)
+    assert "pip install" in str(refused.value)
+
+
+class Unfinished(UCMConnector):
+    """As under a vLLM whose interface has a method that we do not know."""
+
+
+def test_a_vllm_that_asks_for_more_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unfinished, "__abstractmethods__", frozenset({"warp_kv"}))
+    with pytest.raises(UnsupportedError, match=r"warp_kv.*supported vLLM: >=0\.32"):
+        versions.load_connector(__name__, "Unfinished")
 
 
 def test_registering_twice_is_quiet_and_the_name_is_enough() -> None:

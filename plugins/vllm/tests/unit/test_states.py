@@ -221,6 +221,19 @@ def test_reset_of_running_requests_under_open_saves(engine, manual: World) -> No
     assert "a" in e.finished
 
 
+def test_reset_of_running_requests_that_the_store_can_serve(engine, world: World) -> None:
+    """vLLM asks for a hit before it tells the preemption: the hit is taken, nothing raises."""
+    e = engine()
+    e.add("a", prompt(1, 200), max_tokens=20)
+    e.step()
+    e.step()
+    assert e.worker.pending()["saves"] == 0
+    assert e.scheduler.reset_prefix_cache(reset_running_requests=True)
+    e.run()
+    assert e.counted["hit_tokens"] == 192
+    _settle(e)
+
+
 def test_late_results_of_a_load_that_timed_out(engine, manual: World) -> None:
     tokens = prompt(1, 200)
     _seeded(manual, engine, tokens)
