@@ -163,7 +163,8 @@ class PageMap:
         """
         starts = self.grid.starts(blocks)
         inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
-        by_table = pages.astype(np.int64).reshape(len(blocks), -1, self.grid.pieces)
+        count = pages.shape[1] if pages.ndim == 3 else 1
+        by_table = pages.astype(np.int64).reshape(len(blocks), count, self.grid.pieces)
         relative = (by_table * self.block_stride + inside[:, None, :]).astype(np.uint64)
         outside = starts < begin
         if end is not None:

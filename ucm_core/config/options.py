@@ -72,10 +72,18 @@ class CoreOptions(Options):
     persist_token_threshold: int = Field(
         0, ge=0, description="Requests with fewer prompt tokens are left alone."
     )
-    use_layerwise: bool | Literal["auto"] = Field(
+    use_layerwise: bool | Literal["auto", "save"] = Field(
         "auto",
-        description="Load layer by layer, overlapped with compute (one-group models), instead of "
-        "before the request runs. auto: chosen by the adapter.",
+        description="true: load layer by layer, overlapped with compute (one-group models), instead of "
+        "before the request runs, and save each layer as it finishes. save: only save so. auto, false: "
+        "neither.",
+    )
+    layerwise_look_ahead: int | None = Field(
+        None,
+        gt=0,
+        le=1024,
+        description="Layers loaded ahead of the computing one. Default: from measured load and compute "
+        "times.",
     )
     enable_event_sync: bool = Field(
         True,

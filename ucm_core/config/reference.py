@@ -89,5 +89,4 @@ NOT_BUILT: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "enable_record_traces": ((False,), "recording of request traces is not built yet"),
     "cache_load_backend_only": ((False,), "needs a pipeline with the stage Cache"),
-    "use_layerwise": (("auto", False), "layerwise loading is not built yet"),
 }

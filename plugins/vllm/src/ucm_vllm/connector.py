@@ -21,6 +21,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from ucm_core.config.load import load_config
 from ucm_core.errors import UnsupportedError
 from ucm_vllm.messages import UcmMetadata
+from ucm_vllm.modes import choose_modes
 from ucm_vllm.startup import open_deployment
 from ucm_vllm.stats import UcmPromMetrics, UcmStats
 from ucm_vllm.versions import SUPPORTED, check_version
@@ -78,13 +79,13 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """False: no load or save hangs on a layer's call.
+        """True when loads hang on the calls of layers: a graph replayed whole would skip them.
 
         Where CUDA graphs exist vLLM asks while it reads its arguments, before any process starts: a
         wrong configuration is refused there, with its reason as the last words.
         """
-        load_config(extra_config)
-        return False
+        config = load_config(extra_config)
+        return choose_modes(config.core.use_layerwise).layered_loads
 
     # -- both sides --------------------------------------------------------------------------------
 
@@ -152,7 +153,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return self._sched.build(scheduler_output, state.get_block_ids)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        self._sched.update(connector_output)
+        spoiled = self._sched.update(connector_output)
+        if spoiled and self._kv_cache_manager is not None:
+            self._kv_cache_manager.evict_blocks(spoiled)
 
     def request_finished(
         self, request: Request, block_ids: list[int]
@@ -175,6 +178,10 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[KVCacheEvent]:
         events = self._sched.events
         return events.take() if events is not None else ()
+
+    def has_pending_push_work(self) -> bool:
+        """Blocks that are held back need one more step to be released, also when nothing else does."""
+        return self._scheduler is not None and self._scheduler.wants_steps()
 
     def reset_cache(self) -> bool:
         """What is stored stays, but this process does not use it any more: see SchedulerSide.reset."""
@@ -209,13 +216,14 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         assert isinstance(kv_connector_metadata, UcmMetadata)
-        self._work.drain(kv_connector_metadata)
+        self._work.begin(kv_connector_metadata)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         self._work.start_loads(self._meta)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: a request runs only when all its bytes are in place and verified."""
+        """Where loads are layerwise: until the layer's bytes are in place and verified, or bad."""
+        self._work.wait_for_layer(layer_name)
 
     def save_kv_layer(
         self,
@@ -224,13 +232,14 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: AttentionMetadata,
         **kwargs: Any,
     ) -> None:
-        """Nothing: blocks are saved in bulk by :meth:`wait_for_save`."""
+        """Where saves are layerwise: start copying; :meth:`wait_for_save` takes what was not called for."""
+        self._work.save_layer(layer_name)
 
     def wait_for_save(self) -> None:
         self._work.start_saves(self._meta)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        sent, received, failed = self._work.poll()
+        sent, received, failed = self._work.poll(self._meta)
         if failed:  # a later call cannot say it, and vLLM would compute on what did not arrive
             raise UnsupportedError(
                 f"this vLLM does not ask for failed loads of models with windows or several groups; "
@@ -239,7 +248,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         return sent or None, received or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        sent, received, failed = self._work.poll()
+        sent, received, failed = self._work.poll(self._meta)
         return KVConnectorTransferResults(
             finished_sending=sent, finished_recving=received, failed_recving=failed
         )

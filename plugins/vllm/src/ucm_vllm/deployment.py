@@ -14,19 +14,22 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ucm_core.adapter.blocks import PageMap
+from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
-from ucm_core.spec import SeededCoordinate
+from ucm_core.spec import TARGET, SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry
 from ucm_vllm.devices import HOST, KvDevice
 from ucm_vllm.events import KvEvents
 from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
+from ucm_vllm.lanes import Lane
 from ucm_vllm.lookup import LookupService
+from ucm_vllm.modes import Choice, Modes, check_modes, choose_modes
 from ucm_vllm.page_layout import fitting_block_tokens, object_layout, page_grid
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.scheduler import SchedulerSide
-from ucm_vllm.worker import Lane, WorkerSide
+from ucm_vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +56,8 @@ class Settings:
     persist_token_threshold: int = 0
     use_lite: bool = False
     event_sync: bool = True
+    use_layerwise: Choice = "auto"
+    layerwise_look_ahead: int | None = None
     #: Stages of the pipeline, top to bottom.
     tiers: tuple[str, ...] = ()
 
@@ -74,6 +79,7 @@ class Deployment:
     settings: Settings
     open_store: OpenStore
     facts: Facts = field(init=False)
+    modes: Modes = field(init=False)
     manifest: Manifest = field(init=False)
     placement: Placement = field(init=False)
     weights_source: str = field(init=False)
@@ -82,6 +88,8 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.facts = read_facts(self.vllm_config, self.kv_cache_config)
+        self.modes = choose_modes(self.settings.use_layerwise, self.settings.layerwise_look_ahead)
+        check_modes(self.modes, self.facts, self.vllm_config)
         self.manifest = self._namespace()
         weights = find_weights(self.vllm_config, self.settings.model_id)
         self.weights_source = weights.source
@@ -165,6 +173,7 @@ class Deployment:
             store_of=self.store_name,
             adapter_key=AdapterKeys(),
             workers=self.vllm_config.parallel_config.world_size,
+            modes=self.modes,
             loads=transfer.is_kv_consumer and not lite,
             saves=transfer.is_kv_producer and not lite,
             persist_token_threshold=self.settings.persist_token_threshold,
@@ -184,6 +193,9 @@ class Deployment:
         return WorkerSide(
             lanes,
             timeout_s=self.settings.timeout_ms / 1000,
+            modes=self.modes,
+            units=UnitMap(self.placement.table, {TARGET: range(*self.facts.stages[pp_rank])}),
+            keys={name: LayerKey(TARGET, number) for number, name in names.items()},
             by_pages=self.facts.continues_anywhere,
             mark=self.device.mark(self.settings.event_sync),
         )
@@ -201,6 +213,7 @@ class Deployment:
         )
         return Lane(
             row=place.index,
+            row_name=at.row.name,
             store=self.store(at),
             seed=at.seed,
             pages=pages,

@@ -85,7 +85,9 @@ class UcmMetadata(KVConnectorMetadata):
     ``preempted``: requests whose blocks the engine is about to reuse: their saves must not read any
     more. ``reclaimed``: saves of which the engine took back blocks that a window has left behind: the
     same for the blocks of windowed rows. ``finishing``: requests whose blocks the engine holds until
-    this worker reports them sent. ``idle``: this step computes nothing.
+    this worker reports them sent. ``idle``: this step computes nothing. ``step``: its number where
+    workers hold back what it saves, else 0; ``commits`` and ``discards``: saves of earlier steps that
+    are published or dropped now.
     """
 
     loads: list[TransferOp] = field(default_factory=list)
@@ -94,6 +96,9 @@ class UcmMetadata(KVConnectorMetadata):
     reclaimed: list[int] = field(default_factory=list)
     finishing: list[str] = field(default_factory=list)
     idle: bool = False
+    step: int = 0
+    commits: list[int] = field(default_factory=list)
+    discards: list[int] = field(default_factory=list)
 
 
 class Outbox:
@@ -102,6 +107,7 @@ class Outbox:
     def __init__(self) -> None:
         self.meta = UcmMetadata()
         self._last_op = 0
+        self._last_step = 0
 
     def op_id(self) -> int:
         """A number no operation has had."""
@@ -113,13 +119,22 @@ class Outbox:
     ) -> TransferOp:
         return TransferOp(self.op_id(), request_id, parts, begin, end)
 
+    def held_step(self) -> int:
+        """The number of the step being written; from here on workers report it."""
+        if not self.meta.step:
+            self._last_step += 1
+            self.meta.step = self._last_step
+        return self.meta.step
+
     def take(self) -> UcmMetadata:
         meta, self.meta = self.meta, UcmMetadata()
         return meta
 
     def unsent(self) -> int:
         """Entries not handed out yet."""
-        return len(self.meta.loads) + len(self.meta.saves) + len(self.meta.finishing)
+        meta = self.meta
+        lists = (meta.loads, meta.saves, meta.finishing, meta.commits, meta.discards)
+        return sum(len(one) for one in lists)
 
 
 def _merge(mine: dict[int, Rows], theirs: dict[int, Rows]) -> None:
@@ -137,21 +152,28 @@ class UcmWorkerMetadata(KVConnectorWorkerMetadata):
     """Workers -> scheduler, aggregated over the workers of one step.
 
     ``copied``/``ended``: save op -> number of workers whose source is free / whose result is final.
-    ``failed``: save op -> blocks that were not stored. ``bad``: load op -> blocks that did not arrive.
+    ``failed``: save op -> blocks that were not stored. ``loaded``: load op -> number of workers whose
+    load has ended. ``bad``: load op -> blocks that did not arrive. ``steps``: step that saves are held
+    back for -> number of workers that have told all failures of its loads.
     """
 
     copied: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     failed: dict[int, Rows] = field(default_factory=dict)
+    loaded: dict[int, int] = field(default_factory=dict)
     bad: dict[int, Rows] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> UcmWorkerMetadata:
         assert isinstance(other, UcmWorkerMetadata)
         _add(self.copied, other.copied)
         _add(self.ended, other.ended)
+        _add(self.loaded, other.loaded)
+        _add(self.steps, other.steps)
         _merge(self.failed, other.failed)
         _merge(self.bad, other.bad)
         return self
 
     def __bool__(self) -> bool:
-        return bool(self.copied or self.ended or self.failed or self.bad)
+        told = (self.copied, self.ended, self.failed, self.loaded, self.bad, self.steps)
+        return any(told)

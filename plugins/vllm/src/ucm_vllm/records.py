@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ucm_core.coordinator import HitPlan, LookupPlan
 from ucm_core.identity import ContentChain
+from ucm_vllm.keys import Prints
 from ucm_vllm.lookup import Lookup
 from ucm_vllm.messages import Rows, TransferOp
 
@@ -48,6 +49,20 @@ class Record:
 
 
 @dataclass(slots=True)
+class LoadState:
+    """A load until every worker has ended it. ``prints``: of its blocks, by number. ``pages``: engine
+    blocks that others may share before the load has ended, and that are computed on it. ``bad``: numbers
+    of blocks that some rank did not get, None when there are none.
+    """
+
+    op: TransferOp
+    prints: Prints
+    pages: Sequence[int] = ()
+    ended: int = 0
+    bad: Rows | None = None
+
+
+@dataclass(slots=True)
 class SaveState:
     """A save until every worker has ended it. ``failed``: numbers of blocks that were not stored."""
 
@@ -55,6 +70,8 @@ class SaveState:
     op: TransferOp
     copied: int = 0
     ended: int = 0
+    #: What it saved was computed on a bad load: workers throw it away.
+    dropped: bool = False
     failed: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     epoch: int = field(init=False)
 

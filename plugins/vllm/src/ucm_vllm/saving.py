@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from ucm_vllm.keys import BadKeys, PendingKeys
 from ucm_vllm.messages import Outbox, RowBlocks, TransferOp, UcmWorkerMetadata
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.records import Record, SaveState
+from ucm_vllm.releases import Releases
 from ucm_vllm.row_blocks import (
     Tables,
     has_moved,
@@ -33,7 +34,8 @@ _NONE = np.zeros(0, dtype=bool)
 class Saving:
     """Saves of all requests, from the step that completes a block until every worker has ended it.
 
-    ``workers``: ranks that report each operation. Used from the scheduler's thread only; appends to
+    ``workers``: ranks that report each operation. ``held_back``: what a step saves is published only when
+    the workers have reported its loads. Used from the scheduler's thread only; appends to
     ``outbox``, tells ``tracker`` when a source is read and free, and ``bad`` which blocks were stored anew.
     ``stored``: called with each save that has ended and, by number, which blocks are durable.
     """
@@ -47,6 +49,7 @@ class Saving:
         bad: BadKeys,
         workers: int,
         stored: Callable[[Request, TransferOp, Bools], None] | None = None,
+        held_back: bool = False,
     ) -> None:
         self._rows = placement.rows
         self._grain = placement.grain
@@ -57,6 +60,7 @@ class Saving:
         self._stored = stored
         # Content equal on several ranks: a save that one of them failed is taken over by the next.
         self.replicas = placement.facts.replicas
+        self._releases = Releases(workers) if held_back else None
         self._pending_keys = PendingKeys()
         self._states: dict[int, SaveState] = {}
         self._retries: list[SaveState] = []
@@ -77,7 +81,11 @@ class Saving:
         record.saved = confirmed
         kept = tuple(part for part in parts if len(part))
         if kept:
-            self._open(SaveState(record, self._outbox.op(record.request.request_id, kept)))
+            state = SaveState(record, self._outbox.op(record.request.request_id, kept))
+            self._open(state)
+            if self._releases is not None:
+                step = self._outbox.held_step()
+                self._releases.hold(state.op.op_id, step, np.array(tables[0], dtype=np.int64))
 
     def _missing(
         self, record: Record, place: RowPlace, confirmed: int, tables: Tables
@@ -148,6 +156,29 @@ class Saving:
     def _left_behind(self, part: RowBlocks, tables: Tables) -> bool:
         return self._windowed(part) and has_moved(self._rows[part.row], part, tables)
 
+    # -- held back ---------------------------------------------------------------------------------------
+
+    def steps_seen(self, steps: Mapping[int, int], bad_pages: Set[int]) -> None:
+        """Ranks reported these steps, and engine blocks whose loads failed: release what was saved in
+        a step that is good on all ranks, drop what was computed on a bad block."""
+        if self._releases is None:
+            return
+        released, dropped = self._releases.seen(steps, bad_pages)
+        self._outbox.meta.commits += released
+        self._outbox.meta.discards += dropped
+        for op_id in dropped:
+            state = self._states[op_id]
+            state.dropped = True
+            state.record.saved = 0
+            self._pending_keys.remove(op_id)
+
+    @property
+    def held(self) -> int:
+        """Saves that wait for their step, or whose release no worker has heard of."""
+        meta = self._outbox.meta
+        waiting = 0 if self._releases is None else len(self._releases)
+        return waiting + len(meta.commits) + len(meta.discards)
+
     # -- news from the workers ---------------------------------------------------------------------------
 
     def moved(self, meta: UcmWorkerMetadata) -> None:
@@ -172,6 +203,10 @@ class Saving:
                     self._ended(state)
 
     def _ended(self, state: SaveState) -> None:
+        if self._releases is not None:
+            self._releases.forget(state.op.op_id)
+        if state.dropped:
+            return
         prints = self._pending_keys.remove(state.op.op_id)
         assert prints is not None
         stored = np.ones(len(prints), dtype=bool)
@@ -188,4 +223,5 @@ class Saving:
             "saves": len(self._states),
             "pending_keys": len(self._pending_keys),
             "retries": len(self._retries),
+            "held": self.held,
         }

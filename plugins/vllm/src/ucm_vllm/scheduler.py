@@ -23,9 +23,10 @@ from ucm_vllm.events import KvEvents
 from ucm_vllm.identity import Uncacheable, request_chain
 from ucm_vllm.keys import BadKeys, Prints
 from ucm_vllm.lookup import LookupService
-from ucm_vllm.messages import Outbox, TransferOp, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.messages import Outbox, Rows, TransferOp, UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.modes import Modes
 from ucm_vllm.placement import Placement, RowPlace
-from ucm_vllm.records import Presence, Record
+from ucm_vllm.records import LoadState, Presence, Record
 from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, row_links, row_prints, to_load
 from ucm_vllm.saving import Saving
 from ucm_vllm.stats import UcmStats
@@ -50,8 +51,8 @@ class SchedulerSide:
     """See the module text.
 
     ``store_of``: which of the lookup service's stores holds a coordinate. ``workers``: ranks that
-    report each operation. ``adapter_key``: LoRA request -> key by content. ``loads``/``saves``: what the
-    role and the configuration allow.
+    report each operation. ``modes``: how loads and saves meet compute. ``adapter_key``: LoRA request ->
+    key by content. ``loads``/``saves``: what the role and the configuration allow.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class SchedulerSide:
         store_of: Callable[[SeededCoordinate], str],
         adapter_key: Callable[[Any], str],
         workers: int = 1,
+        modes: Modes | None = None,
         loads: bool = True,
         saves: bool = True,
         persist_token_threshold: int = 0,
@@ -76,6 +78,9 @@ class SchedulerSide:
         self._lookups = lookups
         self._store_of = store_of
         self._adapter_key = adapter_key
+        self._workers = workers
+        modes = modes or Modes()
+        self._layered_loads = modes.layered_loads
         self._loads = loads
         self._saves = saves
         self._threshold = persist_token_threshold
@@ -84,7 +89,7 @@ class SchedulerSide:
         self.tracker = RequestTracker()
         self._records: dict[str, Record] = {}
         self._bad = BadKeys()
-        self._load_prints: dict[str, tuple[TransferOp, Prints]] = {}
+        self._load_states: dict[int, LoadState] = {}
         self._rotation: str | None = None
         self._outbox = Outbox()
         self.saving = Saving(
@@ -94,6 +99,7 @@ class SchedulerSide:
             bad=self._bad,
             workers=workers,
             stored=events.stored if events is not None else None,
+            held_back=modes.held_back,
         )
 
     # -- new requests and hits -----------------------------------------------------------------------
@@ -140,7 +146,7 @@ class SchedulerSide:
         if not plan.external:
             return 0, False
         self.tracker.matched(request.request_id)
-        return plan.external, True
+        return plan.external, not self._layered_loads
 
     def _plan(self, record: Record, request: Request, local: int) -> HitPlan | None:
         """What the engine may skip, None while the answer is not there."""
@@ -231,7 +237,7 @@ class SchedulerSide:
         if not external or plan is None:
             self.tracker.allocated(request_id, load=False)
             return
-        if external != plan.external or not self.tracker.allocated(request_id, load=True):
+        if external != plan.external or not self._begin_load(request_id):
             raise AssertionError(
                 f"a load of {plan.external} tokens was promised for {request_id}; vLLM wants {external}, "
                 f"and the request is {self.tracker.phase(request_id)}"
@@ -244,8 +250,20 @@ class SchedulerSide:
             parts.append(to_load(place, part, plan.local))
         kept = tuple(part for part in parts if len(part))
         op = self._outbox.op(request_id, kept, plan.local, plan.p_star)
-        self._load_prints[request_id] = (op, part_prints(self._rows, op.parts))
+        # vLLM lets others share the blocks of a synchronous load at once.
+        shared = tables[0][plan.local // self._rows[0].kind.engine_block :]
+        self._load_states[op.op_id] = LoadState(
+            op, part_prints(self._rows, op.parts), shared if self._layered_loads else ()
+        )
         self._outbox.meta.loads.append(op)
+
+    def _begin_load(self, request_id: str) -> bool:
+        """Layer by layer the request runs at once, and its load ends with the step; else it waits."""
+        if self._layered_loads:
+            return self.tracker.can_load(request_id) and self.tracker.allocated(
+                request_id, load=False
+            )
+        return self.tracker.allocated(request_id, load=True)
 
     def _unknown(self, request: Request) -> ContentChain:
         """A load that was promised before `reset` must end, and must not find what is stale now: a chain
@@ -323,45 +341,59 @@ class SchedulerSide:
 
     # -- news from the workers ------------------------------------------------------------------------
 
-    def update(self, output: KVConnectorOutput) -> None:
-        """Aggregated news of one step; called before vLLM acts on it."""
+    def update(self, output: KVConnectorOutput) -> set[int]:
+        """Aggregated news of one step. Returns engine blocks that no new request may share: they were
+        loaded badly, or computed on what was, and vLLM computes them anew over some steps."""
+        spoiled: set[int] = set()
         meta = output.kv_connector_worker_meta
         if meta is not None:
             assert isinstance(meta, UcmWorkerMetadata)
-            self._loads_failed(meta)
+            spoiled = self._loads_moved(meta)
+            self.saving.steps_seen(meta.steps, output.invalid_block_ids)
             self.saving.moved(meta)
         for request_id in output.finished_recving or ():
-            loaded = self._load_prints.pop(request_id, None)
-            if self.tracker.load_finished(request_id) and loaded is not None:
-                self._count_hit(loaded[0], meta)
+            self.tracker.load_finished(request_id)
         for request_id in output.finished_sending or ():
             self.tracker.released(request_id)
+        return spoiled
 
-    def _count_hit(self, op: TransferOp, meta: UcmWorkerMetadata | None) -> None:
+    def _count_hit(self, op: TransferOp, bad: Rows | None) -> None:
         """What the engine continues from: tokens before the first block that did not arrive, or none
         where it starts over."""
-        bad = meta.bad.get(op.op_id) if meta is not None else None
         end = op.end
         if bad is not None:
             part, size = op.parts[0], self._rows[op.parts[0].row].row.block_tokens
             end = op.begin if self._starts_over else int(part.blocks[bad.min()]) * size
         self.stats.add("hit_tokens", max(0, end - op.begin))
 
-    def _loads_failed(self, meta: UcmWorkerMetadata) -> None:
-        if not meta.bad:
-            return
-        for request_id, (op, prints) in self._load_prints.items():
-            numbers = meta.bad.get(op.op_id)
-            if numbers is None:
+    def _loads_moved(self, meta: UcmWorkerMetadata) -> set[int]:
+        spoiled: set[int] = set()
+        for op_id, numbers in meta.bad.items():
+            state = self._load_states.get(op_id)
+            if state is None:
                 continue
-            self._bad.add(prints[numbers])
+            first = state.bad is None
+            state.bad = numbers if state.bad is None else np.union1d(state.bad, numbers)
+            self._bad.add(state.prints[numbers])
             if self.events is not None:
-                self.events.gone(prints[numbers])
-            record = self._records.get(request_id)
+                self.events.gone(state.prints[numbers])
+            spoiled.update(state.pages)
+            record = self._records.get(state.op.request_id)
             if record is not None and record.chain is not None:
                 # Bounded: whatever a store says, vLLM computes in the end, and saves anew.
-                record.attempts -= 1
-                self._forget(record, prints[numbers])
+                record.attempts -= first
+                record.saved = 0
+                self._forget(record, state.prints[numbers])
+        for op_id, count in meta.loaded.items():
+            state = self._load_states.get(op_id)
+            if state is not None:
+                state.ended += count
+                if state.ended >= self._workers:
+                    del self._load_states[op_id]
+                    # Layer by layer the request has computed, and may have ended, in this very step.
+                    if self._layered_loads or state.op.request_id in self._records:
+                        self._count_hit(state.op, state.bad)
+        return spoiled
 
     def _forget(self, record: Record, prints: Prints) -> None:
         """The record's lookup was wrong about these blocks."""
@@ -418,7 +450,7 @@ class SchedulerSide:
         return {
             "records": len(self._records),
             "tracked": len(self.tracker),
-            "loads": len(self._load_prints),
+            "loads": len(self._load_states),
             "exposed": sum(len(record.exposed) for record in self._records.values()),
             "unsent": self._outbox.unsent(),
             **self.saving.pending(),
@@ -433,6 +465,10 @@ class SchedulerSide:
             self.stats.add("kv_events_dropped", self.events.dropped)
             self.events.dropped = 0
         return self.stats.take()
+
+    def wants_steps(self) -> bool:
+        """Something must reach the workers although no request needs a step."""
+        return self.saving.held > 0
 
     def close(self) -> None:
         self._lookups.close()

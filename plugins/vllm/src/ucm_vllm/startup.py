@@ -63,6 +63,8 @@ def settings(config: UcmConfig) -> Settings:
         persist_token_threshold=core.persist_token_threshold,
         use_lite=core.use_lite,
         event_sync=core.enable_event_sync,
+        use_layerwise=core.use_layerwise,
+        layerwise_look_ahead=core.layerwise_look_ahead,
         tiers=config.pipeline.stages,
     )
 
@@ -120,7 +122,7 @@ def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
         f"  model: {', '.join(f'{row.name} ({len(row.layers)} layers)' for row in rows)}; vLLM blocks "
         f"of {facts.alignment} tokens in {facts.tables} group(s), tp {facts.tp} pp {len(facts.stages)}",
         f"  weights identity: {deployment.weights_source}",
-        "  loads before the request runs (async direct); saves in the step that completes a block",
+        f"  {deployment.modes.summary()}",
     ]
     for entry in config.entries():
         if entry.source.startswith("chosen"):

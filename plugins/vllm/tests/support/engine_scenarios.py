@@ -65,16 +65,29 @@ def damage_blocks(
 ) -> None:
     """Damage the files of some blocks of a prompt, of the store group with this window."""
     settle(llm)
+    for at in scheduler_connector(llm)._deployment.placement.all():
+        if at.row.window == window:
+            _damage(llm, root, tokens, at.seed, blocks, kind)
+
+
+def damage_second_slice(llm: Any, root: str, tokens: list[int], block: int) -> None:
+    """Corrupt the file of one block that holds the upper half of the heads."""
+    lower, upper = scheduler_connector(llm)._deployment.placement.all()
+    assert lower.coordinate.heads[0] == 0 < upper.coordinate.heads[0]
+    _damage(llm, root, tokens, upper.seed, [block], "negate_floats")
+
+
+def _damage(
+    llm: Any, root: str, tokens: list[int], seed: bytes, blocks: list[int], kind: str
+) -> None:
     deployment = scheduler_connector(llm)._deployment
     chain = ContentChain(deployment.manifest.block_tokens, chain_root(None, None))
     chain.extend(np.array(tokens, dtype=np.int64))
-    for at in deployment.placement.all():
-        if at.row.window == window:
-            names = {bytes(key).hex() for key in chain.object_ids(at.seed)[blocks]}
-            found = [path for path in objects(Path(root)) if path.name in names]
-            assert len(found) == len(blocks), f"{len(found)} of the files {names} are there"
-            for path in found:
-                DAMAGES[kind](path)
+    names = {bytes(key).hex() for key in chain.object_ids(seed)[blocks]}
+    found = [path for path in objects(Path(root)) if path.name in names]
+    assert len(found) == len(blocks), f"{len(found)} of the files {names} are there"
+    for path in found:
+        DAMAGES[kind](path)
 
 
 def settle(llm: Any, timeout_s: float = 20.0) -> None:
@@ -144,10 +157,10 @@ class SlowTask:
 def slow_down(verb: str) -> list[SlowStore]:
     """Put a `SlowStore` under every lane of the worker side."""
     worker = worker_connector()._worker
-    stores = [SlowStore(lane.store, verb) for lane in worker._lanes]
-    worker._lanes = [
+    stores = [SlowStore(lane.store, verb) for lane in worker.lanes]
+    worker.lanes[:] = [
         dataclasses.replace(lane, store=store)
-        for lane, store in zip(worker._lanes, stores, strict=True)
+        for lane, store in zip(worker.lanes, stores, strict=True)
     ]
     return stores
 
@@ -269,8 +282,8 @@ def remount_read_only(llm: Any, root: str) -> None:
 def make_dumps_slow(llm: Any, seconds: float = 0.15) -> None:
     """Every dump reads its source only after ``seconds``, on a thread, as a busy store would."""
     worker = worker_connector()._worker
-    worker._lanes = [
-        dataclasses.replace(lane, store=_LateDumps(lane.store, seconds)) for lane in worker._lanes
+    worker.lanes[:] = [
+        dataclasses.replace(lane, store=_LateDumps(lane.store, seconds)) for lane in worker.lanes
     ]
 
 

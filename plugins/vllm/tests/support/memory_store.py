@@ -20,7 +20,8 @@ class MemoryTask:
         self.ids = [bytes(row) for row in ids]
         self.shards, self.addresses = shards.copy(), addresses.copy()
         self.results = np.full(len(ids), Status.PENDING, dtype=np.uint8)
-        self.durable = False
+        #: What the last stage said of each row's object; PENDING while it has not.
+        self.stored = np.full(len(ids), Status.PENDING, dtype=np.uint8)
 
     # what the store does
     def run(self, statuses: dict[bytes, Status] | None = None) -> None:
@@ -41,12 +42,9 @@ class MemoryTask:
             self.results[row] = status
 
     def finish(self) -> None:
-        """Dumps: what was copied becomes visible."""
+        """Dumps: objects that are whole, and committed where that is asked for, become visible."""
         for key in dict.fromkeys(self.ids):
-            staged = self.store.staged.pop(key, None)
-            if staged is not None and all(part is not None for part in staged):
-                self.store.objects.setdefault(key, staged)
-        self.durable = True
+            self.store.publish(key)
 
     # the contract
     def check(self, timeout_s: float = 0.0) -> bool:
@@ -56,10 +54,17 @@ class MemoryTask:
 
     def wait(self, timeout_s: float | None = None) -> np.ndarray:
         self.store.waits.append(timeout_s)
-        if timeout_s and not self.check() and self.store.copy_when_waited:
-            self.run()
-        self.results[self.results == Status.PENDING] = Status.TIMEOUT
+        if timeout_s != 0.0 and not self.check() and self.store.copy_when_waited:
+            self.run(self.store.faults)
+        self._give_up(Status.TIMEOUT)
         return self.results
+
+    def _give_up(self, status: Status) -> None:
+        """A dump that loses a source loses its whole object, unless it was published already."""
+        lost = np.flatnonzero(self.results == Status.PENDING)
+        self.results[lost] = status
+        for key in {self.ids[row] for row in lost} if self.kind == "dump" else ():
+            self.store.drop(key, status)
 
     def wait_shard(self, index: int, timeout_s: float | None = None) -> Status:
         return Status(int(self.wait(timeout_s)[index]))
@@ -71,8 +76,7 @@ class MemoryTask:
         return np.zeros(len(self.ids), dtype=np.int32)
 
     def durable_results(self) -> np.ndarray:
-        pending = (self.results == Status.OK) & (not self.durable)
-        return np.where(pending, Status.PENDING, self.results).astype(np.uint8)
+        return np.where(self.results == Status.OK, self.stored, self.results).astype(np.uint8)
 
     def errnos(self) -> np.ndarray:
         return np.zeros(len(self.results), dtype=np.int32)
@@ -80,12 +84,13 @@ class MemoryTask:
     def state(self) -> TaskState:
         if not self.check():
             return TaskState.SUBMITTED
-        if (self.results != Status.OK).any():
+        said = self.durable_results()
+        if ((said != Status.OK) & (said != Status.PENDING)).any():
             return TaskState.FAILED
-        return TaskState.DURABLE if self.durable else TaskState.IN_BACKEND
+        return TaskState.DURABLE if (said == Status.OK).all() else TaskState.IN_BACKEND
 
     def cancel(self) -> None:
-        self.results[self.results == Status.PENDING] = Status.CANCELLED
+        self._give_up(Status.CANCELLED)
 
 
 def _gather(geometry: Geometry, row: np.ndarray) -> bytes:
@@ -118,6 +123,10 @@ class MemoryStore:
         self.copy_when_waited = True
         self.objects: dict[bytes, list[bytes | None]] = {}
         self.staged: dict[bytes, list[bytes | None]] = {}
+        #: Objects dumped with EXPLICIT and neither committed nor discarded.
+        self.held: set[bytes] = set()
+        self.committed: list[bytes] = []
+        self.discarded: list[bytes] = []
         self.tasks: list[MemoryTask] = []
         self.waits: list[float | None] = []
         self.patience: list[float] = []
@@ -126,6 +135,25 @@ class MemoryStore:
         self.lookup_delay_s = 0.0
         self.closed = False
         self.faults: dict[bytes, Status] = {}
+
+    def publish(self, key: bytes) -> None:
+        """The object becomes visible if it is whole and nobody holds it back."""
+        staged = self.staged.get(key)
+        if staged is None or key in self.held or any(part is None for part in staged):
+            return
+        self.objects.setdefault(key, self.staged.pop(key))
+        self._answer(key, Status.OK)
+
+    def drop(self, key: bytes, status: Status) -> None:
+        self.staged.pop(key, None)
+        self.held.discard(key)
+        self._answer(key, status)
+
+    def _answer(self, key: bytes, status: Status) -> None:
+        for task in self.tasks:
+            if task.kind == "dump":
+                mine = np.array([one == key for one in task.ids])
+                task.stored[mine & (task.stored == Status.PENDING)] = status
 
     def lookup(self, ids):  # type: ignore[no-untyped-def]
         self.lookups += 1
@@ -162,12 +190,29 @@ class MemoryStore:
         return self._submit("load", ids, shards, addresses)
 
     def dump(self, ids, shards, addresses, *, event=0, commit=CommitMode.AUTO) -> MemoryTask:  # type: ignore[no-untyped-def]
+        if commit is CommitMode.EXPLICIT:
+            self.held |= {bytes(row) for row in ids} - set(self.objects)
         return self._submit("dump", ids, shards, addresses)
 
-    def commit(self, ids):  # type: ignore[no-untyped-def]
-        raise NotImplementedError
+    def commit(self, ids) -> MemoryTask:  # type: ignore[no-untyped-def]
+        keys = [bytes(row) for row in ids]
+        self.committed += keys
+        self.held -= set(keys)
+        if self.auto:
+            for key in keys:
+                self.publish(key)
+        none = np.zeros((len(ids), self.geometry.runs_per_shard), dtype=np.uint64)
+        return MemoryTask(self, "commit", ids, np.zeros(len(ids), dtype=np.uint32), none)
 
-    def discard(self, ids) -> None: ...  # type: ignore[no-untyped-def]
+    def discard(self, ids) -> None:  # type: ignore[no-untyped-def]
+        for key in (bytes(row) for row in ids):
+            self.discarded.append(key)
+            if key not in self.objects:
+                self.drop(key, Status.CANCELLED)
+                for task in self.tasks:
+                    if task.kind == "dump":
+                        mine = np.array([one == key for one in task.ids])
+                        task.results[mine & (task.results == Status.PENDING)] = Status.CANCELLED
 
     def stats(self) -> dict[str, int]:
         return {}

@@ -13,7 +13,7 @@ import json
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.utils import extract_layer_index
@@ -47,7 +48,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from memory_store import MemoryStore, MemoryTask
-from scripted_runners import RUNNERS
+from scripted_runners import RUNNERS, RunnerV1
 from ucm_core.identity import ContentChain
 from ucm_core.store.contract import Geometry
 from ucm_vllm.connector import UCMConnector
@@ -57,6 +58,8 @@ from ucm_vllm.identity import AdapterKeys, request_chain
 from ucm_vllm.messages import UcmMetadata
 
 HEADS, HEAD_SIZE = 2, 4
+#: What the model answers when it has read wrong bytes.
+WRONG_TOKEN = 2
 
 
 class World:
@@ -122,8 +125,10 @@ class ScriptedConnector(UCMConnector):
         opener = _world.opener(role.name.lower())
         return Deployment(vllm_config, kv_cache_config, settings, opener)
 
+    tp_rank = 0
+
     def _ranks(self) -> tuple[int, int]:
-        return 0, 0
+        return 0, self.tp_rank
 
     def deployment_store(self) -> MemoryStore:
         """The store of a one-group model."""
@@ -155,7 +160,7 @@ def vllm_config(world: World, **overrides: Any) -> VllmConfig:
     return EngineArgs(**args).create_engine_config()
 
 
-def _spec(size: int, window: int | None, mla: bool) -> AttentionSpec:
+def _spec(size: int, window: int | None, mla: bool, heads: int = HEADS) -> AttentionSpec:
     if mla:
         return MLAAttentionSpec(
             block_size=size,
@@ -164,7 +169,7 @@ def _spec(size: int, window: int | None, mla: bool) -> AttentionSpec:
             dtype=torch.float32,
             max_tp_shards=1,
         )
-    shape: dict[str, Any] = {"num_kv_heads": HEADS, "head_size": HEAD_SIZE, "dtype": torch.float32}
+    shape: dict[str, Any] = {"num_kv_heads": heads, "head_size": HEAD_SIZE, "dtype": torch.float32}
     if window is not None:
         return SlidingWindowSpec(block_size=size, sliding_window=window, **shape)
     return FullAttentionSpec(block_size=size, **shape)
@@ -179,8 +184,9 @@ def kv_cache_config(
 ) -> KVCacheConfig:
     """As vLLM builds it: its own grouping, and groups that overlay each other in one memory."""
     size = config.cache_config.block_size
+    heads = HEADS // config.parallel_config.tensor_parallel_size
     specs = {
-        f"model.layers.{i}.self_attn.attn": _spec(size, window, mla)
+        f"model.layers.{i}.self_attn.attn": _spec(size, window, mla, heads)
         for i, window in enumerate(windows)
     }
     config.cache_config.kv_cache_layout = "LBHNC"
@@ -221,6 +227,17 @@ class Layer:
         return np.arange(first, start)
 
 
+@dataclass
+class Rank:
+    """One tensor-parallel rank: connector, pages of its heads, the number of its first head, and who calls
+    the connector."""
+
+    worker: ScriptedConnector
+    memory: torch.Tensor
+    first_head: int
+    runner: RunnerV1
+
+
 class ScriptedEngine:
     """One engine process's worth: scheduler, worker-side connector, page memory, scripted model.
 
@@ -228,6 +245,10 @@ class ScriptedEngine:
     ``lagging``: the worker runs a step only when its result is waited for, else as soon as it is
     scheduled. ``runner``: who calls the worker's connector, one of `scripted_runners.RUNNERS`.
     ``drafts``: tokens that a scripted drafter proposes for each step, some right and some wrong.
+    ``tp``: tensor-parallel ranks, each with heads and memory of its own.
+
+    ``check_bytes``: wrong bytes are an error at once. Else the model computes wrongly on them, as a real
+    one does, on all ranks from the next layer on: what it writes, and what it answers.
     """
 
     def __init__(
@@ -240,6 +261,8 @@ class ScriptedEngine:
         lagging: bool = False,
         runner: str = "v1",
         drafts: int = 0,
+        tp: int = 1,
+        check_bytes: bool = True,
         **overrides: Any,
     ) -> None:
         global _world
@@ -253,7 +276,9 @@ class ScriptedEngine:
                 "num_speculative_tokens": drafts,
                 "prompt_lookup_max": 2,
             }
-        self.config = vllm_config(world, async_scheduling=depth > 1, **overrides)
+        self.config = vllm_config(
+            world, async_scheduling=depth > 1, tensor_parallel_size=tp, **overrides
+        )
         self.kv = kv_cache_config(self.config, blocks, mla=mla, windows=world.windows)
         self.config.cache_config.num_gpu_blocks = blocks
         self.block = self.config.cache_config.block_size
@@ -268,11 +293,9 @@ class ScriptedEngine:
             log_stats=True,
         )
         self.connector: ScriptedConnector = self.scheduler.connector  # type: ignore[assignment]
-        self.worker = ScriptedConnector(self.config, KVConnectorRole.WORKER, self.kv)
-        heads, cell = (1, HEAD_SIZE) if mla else (HEADS, 2 * HEAD_SIZE)
+        heads, cell = (1, HEAD_SIZE) if mla else (HEADS // tp, 2 * HEAD_SIZE)
         groups = self.kv.kv_cache_groups
         slots = max(len(group.layer_names) for group in groups)
-        self.memory = torch.full((slots, blocks, heads, self.block, cell), -1.0)
         self.layers = sorted(
             (
                 Layer(
@@ -288,8 +311,17 @@ class ScriptedEngine:
             key=lambda layer: layer.index,
         )
         opened = len(world.stores)
-        caches = {la.name: self.memory[la.slot] for la in self.layers}
-        self.runner = RUNNERS[runner](self, caches)
+        self.ranks: list[Rank] = []
+        for rank in range(tp):
+            worker = ScriptedConnector(self.config, KVConnectorRole.WORKER, self.kv)
+            worker.tp_rank = rank
+            memory = torch.full((slots, blocks, heads, self.block, cell), -1.0)
+            caches = {la.name: memory[la.slot] for la in self.layers}
+            calls = RUNNERS[runner](self, worker, caches)
+            self.ranks.append(Rank(worker, memory, rank * heads, calls))
+        self.worker, self.memory = self.ranks[0].worker, self.ranks[0].memory
+        self.runner = self.ranks[0].runner
+        self._aggregator = KVOutputAggregator(tp)
         self.stores = world.stores[opened:]
         self.store = self.stores[-1]
         self.tables: dict[str, list[list[int]]] = {}
@@ -304,7 +336,9 @@ class ScriptedEngine:
         self.loaded: Counter[str] = Counter()
         self.held: Counter[str] = Counter()
         self.steps = 0
-        self.check_bytes = True
+        self.check_bytes = check_bytes
+        #: Requests that read wrong bytes in this step.
+        self.spoiled: set[str] = set()
 
     # -- requests ------------------------------------------------------------------------------------
 
@@ -368,22 +402,44 @@ class ScriptedEngine:
         return self.outputs[name]
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step on the worker."""
+        """One step on the workers."""
         meta = output.kv_connector_metadata
         assert isinstance(meta, UcmMetadata)
         self.loaded.update(op.request_id for op in meta.loads)
         self.held.update(meta.finishing)
         starts = self._update_tables(output)
         sampled: list[list[int]] = []
-        report = self.runner.run(output, lambda: sampled.extend(self._compute(output, starts)))
-        self.reports.append(report)
-        ids = list(output.num_scheduled_tokens)
-        return ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={r: i for i, r in enumerate(ids)},
-            sampled_token_ids=sampled,
-            kv_connector_output=report,
+        reports = self._run(
+            output, self.ranks, lambda: sampled.extend(self._compute(output, starts))
         )
+        ids = list(output.num_scheduled_tokens)
+        outputs: list[ModelRunnerOutput | None] = [
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={r: i for i, r in enumerate(ids)},
+                sampled_token_ids=sampled,
+                kv_connector_output=report,
+            )
+            for report in reports
+        ]
+        result = outputs[0] if len(outputs) == 1 else self._aggregator.aggregate(outputs)
+        assert result is not None
+        assert result.kv_connector_output is not None
+        self.reports.append(result.kv_connector_output)
+        return result
+
+    def _run(
+        self, output: SchedulerOutput, ranks: list[Rank], model: Callable[[], None]
+    ) -> list[KVConnectorOutput]:
+        """The runners of all ranks around one forward pass, in which the ranks take turns by layer."""
+        if not ranks:
+            model()
+            return []
+        others: list[KVConnectorOutput] = []
+        first = ranks[0].runner.run(
+            output, lambda: others.extend(self._run(output, ranks[1:], model))
+        )
+        return [first, *others]
 
     def _update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> None:
         if self.drafts:
@@ -443,11 +499,13 @@ class ScriptedEngine:
         for r, end in ends.items():
             inputs = [*self.tokens[r][: end - len(drafts[r])], *drafts[r]]
             values[r] = np.array(self._values(r, inputs), dtype=np.float32)
+        self.spoiled.clear()
         for layer in self.layers if ends else ():
-            self.worker.wait_for_layer_load(layer.name)
-            for req_id, end in ends.items():
-                self._compute_layer(layer, req_id, values[req_id], starts[req_id], end)
-            self.worker.save_kv_layer(layer.name, self.memory[layer.slot], None)  # type: ignore[arg-type]
+            for rank in self.ranks:
+                rank.worker.wait_for_layer_load(layer.name)
+                for req_id, end in ends.items():
+                    self._compute_layer(rank, layer, req_id, values[req_id], starts[req_id], end)
+                rank.worker.save_kv_layer(layer.name, rank.memory[layer.slot], None)  # type: ignore[arg-type]
         return [self._sample(r, values[r], drafts[r]) for r in ends]
 
     def _sample(self, req_id: str, values: np.ndarray, drafts: list[int]) -> list[int]:
@@ -455,6 +513,8 @@ class ScriptedEngine:
         tokens, end = self.tokens[req_id], len(values)
         if end < len(tokens):
             return []
+        if req_id in self.spoiled:  # vLLM must not take it
+            return [WRONG_TOKEN]
         answer = []
         for value, draft in zip(values[end - len(drafts) - 1 :], [*drafts, None], strict=True):
             answer.append(next_token(int(value)))
@@ -464,19 +524,24 @@ class ScriptedEngine:
         return answer
 
     def _compute_layer(
-        self, layer: Layer, req_id: str, values: np.ndarray, start: int, end: int
+        self, rank: Rank, layer: Layer, req_id: str, values: np.ndarray, start: int, end: int
     ) -> None:
         table = np.array(self.tables[req_id][layer.group])
-        memory = self.memory.numpy()[layer.slot]
-        if self.check_bytes and start:
+        memory = rank.memory.numpy()[layer.slot]
+        if start:
             read = layer.needed(start)
-            wrong = (memory[self._where(table, read)] != expand(values[read], layer, memory)).any(
-                axis=(1, 2)
-            )
-            assert not wrong.any(), (
-                f"{req_id}: wrong bytes in layer {layer.index} at position {int(read[wrong.argmax()])}"
-            )
-        memory[self._where(table, np.arange(start, end))] = expand(values[start:], layer, memory)
+            right = expand(values[read], layer, memory, rank.first_head)
+            wrong = (memory[self._where(table, read)] != right).any(axis=(1, 2))
+            if wrong.any():
+                assert not self.check_bytes, (
+                    f"{req_id}: wrong bytes in layer {layer.index} at position "
+                    f"{int(read[wrong.argmax()])}"
+                )
+                self.spoiled.add(req_id)
+        computed = expand(values[start:], layer, memory, rank.first_head)
+        if req_id in self.spoiled:
+            computed = computed * -1 - 7
+        memory[self._where(table, np.arange(start, end))] = computed
 
     def _values(self, req_id: str, tokens: list[int]) -> list[int]:
         """``prefix_values`` of the request, computed once per token."""
@@ -509,12 +574,15 @@ class ScriptedEngine:
     def pending(self) -> dict[str, int]:
         """Everything either side still remembers; without zeros."""
         both = {f"scheduler.{k}": v for k, v in self.connector.pending().items()}
-        both |= {f"worker.{k}": v for k, v in self.worker.pending().items()}
+        for rank in self.ranks:
+            for k, v in rank.worker.pending().items():
+                both[f"worker.{k}"] = both.get(f"worker.{k}", 0) + v
         return {k: v for k, v in both.items() if v}
 
     def close(self) -> None:
         self.connector.shutdown()
-        self.worker.shutdown()
+        for rank in self.ranks:
+            rank.worker.shutdown()
 
 
 def prefix_values(tokens: list[int], salt: str) -> list[int]:
@@ -522,7 +590,8 @@ def prefix_values(tokens: list[int], salt: str) -> list[int]:
     state, out = hashlib.sha256(salt.encode()), []
     for token in tokens:
         state.update(int(token).to_bytes(4, "little"))
-        out.append(int.from_bytes(state.digest()[:3], "little"))
+        # 13 bits, and 10 for layer, head and element: all of it is exact in a float32.
+        out.append(int.from_bytes(state.digest()[:2], "little") & 0x1FFF)
     return out
 
 
@@ -538,11 +607,12 @@ def expected(tokens: list[int], count: int, salt: str = "") -> list[int]:
     return known[len(tokens) :]
 
 
-def expand(values: np.ndarray, layer: Layer, memory: np.ndarray) -> np.ndarray:
-    """``float32[positions, heads, cell]``: different in every element and layer, exact."""
+def expand(values: np.ndarray, layer: Layer, memory: np.ndarray, first_head: int = 0) -> np.ndarray:
+    """``float32[positions, heads, cell]``: different in every element, head and layer, exact."""
     _, heads, _, cell = memory.shape
     grid = np.arange(heads * cell, dtype=np.float32).reshape(heads, cell)
-    return values[:, None, None] + (grid + layer.index * heads * cell) / 1024
+    before = layer.index * HEADS * cell + first_head * cell
+    return values[:, None, None] + (grid + before) / 1024
 
 
 def prompt(seed: int, length: int) -> list[int]:

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 if TYPE_CHECKING:
-    from scripted_engine import ScriptedEngine
+    from scripted_engine import ScriptedConnector, ScriptedEngine
 
 Caches = dict[str, torch.Tensor]
 Model = Callable[[], None]
@@ -28,9 +28,9 @@ Model = Callable[[], None]
 class RunnerV1:
     """0.32: the calls of the worker's mixin around a model's forward pass."""
 
-    def __init__(self, engine: ScriptedEngine, caches: Caches) -> None:
+    def __init__(self, engine: ScriptedEngine, worker: ScriptedConnector, caches: Caches) -> None:
         self.engine = engine
-        self.worker = engine.worker
+        self.worker = worker
         self.register(caches)
 
     def register(self, caches: Caches) -> None:

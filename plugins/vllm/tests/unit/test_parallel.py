@@ -16,9 +16,10 @@ from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.store.contract import Status
 from ucm_vllm.facts import Facts, PageKind
+from ucm_vllm.lanes import Lane
 from ucm_vllm.messages import RowBlocks, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.placement import Placement
-from ucm_vllm.worker import Lane, WorkerSide
+from ucm_vllm.worker import WorkerSide
 
 LAYERS = 6
 GQA_KIND = PageKind(
@@ -131,7 +132,7 @@ def _ranks(
         deployment = Deployment(config, kv, settings, world.open_store)
         caches = {name: torch.rand(16, 1, 32, 4) for name in kv.kv_cache_groups[0].layer_names}
         worker = deployment.worker_side(caches, 0, 0)
-        worker._lanes = [replace(lane, replica=rank, replicas=count) for lane in worker._lanes]
+        worker.lanes[:] = [replace(lane, replica=rank, replicas=count) for lane in worker.lanes]
         worker.keep = caches  # type: ignore[attr-defined]
         workers.append(worker)
         stores.append(world.stores[-1])
@@ -159,7 +160,7 @@ def test_equal_content_is_written_once(world: World) -> None:
     assert len(world.objects) == 5
     total = UcmWorkerMetadata()
     for worker in workers:
-        worker.poll()
+        worker.poll(UcmMetadata())
         meta = worker.take_metadata()
         assert meta is not None
         total = total.aggregate(meta)
@@ -231,9 +232,9 @@ def test_lanes_of_one_worker_are_all_needed(world: World) -> None:
     """A block is loaded when every lane delivered it; one lane's miss makes the block bad."""
     workers, _ = _ranks(world, 1)
     (worker,) = workers
-    (lane,) = worker._lanes
+    (lane,) = worker.lanes
     other = Lane(**{**_fields(lane), "seed": b"\1" * 32})
-    worker._lanes = [lane, other]
+    worker.lanes[:] = [lane, other]
     worker.start_saves(UcmMetadata(saves=[_save(1, [0, 1])]))
     assert len(world.objects) == 4
     from ucm_vllm.identity import object_ids
@@ -241,7 +242,7 @@ def test_lanes_of_one_worker_are_all_needed(world: World) -> None:
     gone = bytes(object_ids(other.seed, _save(1, [1]).parts[0].links)[0])
     del world.objects[gone]
     worker.start_loads(UcmMetadata(loads=[_save(2, [0, 1])]))
-    sent, received, failed = worker.poll()
+    sent, received, failed = worker.poll(UcmMetadata())
     assert received == {"r"}
     assert failed == set()  # vLLM is told engine blocks
     meta = worker.take_metadata()
