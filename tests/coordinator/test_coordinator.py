@@ -13,12 +13,12 @@ import pytest
 
 from ucm_core import _native
 from ucm_core.coordinator import Computation, Coordinator, Positions
-from ucm_core.spec import KeySpace, SpecTable
+from ucm_core.spec import KeySpace, Retention, SpecTable
 from ucm_core.store.contract import Status
 from ucm_core.store.native_store import NativeBlockStore, native_geometry
 
 from .host import GEOMETRY, GRAIN, MODEL, Host, hybrid, prompt
-from .tables import chain, table
+from .tables import chain, state, table
 
 
 class Media:
@@ -183,6 +183,22 @@ def test_heat_names_what_a_hit_uses(hosts: list[Host]) -> None:
     assert all(host.blocks[name].lookup(ids).all() for name, ids in used.items())
     nothing = host.coordinator.heat(chain_, host.hit(prompt(range(7000, 7100))))
     assert {name: len(ids) for name, ids in nothing.items()} == {"kv": 0}
+
+
+def test_lookups_are_bounded_whatever_the_placement() -> None:
+    """A prompt of 64,000 tokens has 4,000 grid positions; 16 slices of heads do not make 64,000 lookups."""
+    rows = table(
+        chain("kv", 16), state("a", 16, heads=16, retention=Retention(interval=2048)), grain=GRAIN
+    )
+    for slices, positions in ((1, 1024), (16, 256)):
+        coordinator = Coordinator(KeySpace(rows, MODEL, slices=slices))
+        asked = coordinator.plan(prompt(range(64_000)))
+        assert len(asked.ids["a"]) <= slices * positions
+        assert len(asked.ids["a"]) >= slices * positions * 0.6
+        spots = asked.segments[-1].positions
+        assert spots is not None
+        if slices == 16:  # every checkpoint of the interval is among them
+            assert set(range(2048, 64_000, 2048)) <= set(spots.tolist())
 
 
 def test_a_policy_of_ones_own() -> None:

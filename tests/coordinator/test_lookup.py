@@ -170,6 +170,11 @@ def test_grid_positions_of_a_long_prompt_are_bounded() -> None:
     early = found[:-512]
     assert len(early) > 200 and early[0] == early[1] - early[0] == 64 * 32
     assert grid_positions(64, 1000, most=1024).tolist() == list(range(64, 1000, 64))
+    # where checkpoints are made every 2048 tokens, the early half asks there and thinly elsewhere
+    regular = grid_positions(64, 128_000, most=256, interval=2048).tolist()
+    assert regular[-128:] == list(range(127_936 - 127 * 64, 127_937, 64))
+    assert set(range(2048, 128_000 - 128 * 64, 2048)) <= set(regular[:-128])
+    assert len(regular[:-128]) <= 128
     assert grid_positions(64, 1000, above=900, most=2).tolist() == [960]
 
 

@@ -32,9 +32,12 @@ from ucm_core.coordinator.resolve import HitPlan, Positions, resolve_hit
 from ucm_core.coordinator.retention import Computation, DefaultRetention, RetentionPolicy
 from ucm_core.identity import ContentChain, Ids
 from ucm_core.spec.keyspace import KeySpace, SeededCoordinate, SnapshotKey
+from ucm_core.spec.table import SpecTable
 
-#: Checkpoint positions that no directory names, asked for per request and snapshot coordinate.
-GRID_LOOKUPS = 1024
+#: Ids that a request asks a snapshot row for beyond those that a directory names, over all coordinates
+#: of the row; within these bounds per coordinate.
+GRID_LOOKUPS = 4096
+_POSITIONS = (128, 1024)
 
 _NOWHERE: Positions = np.empty(0, np.int64)
 
@@ -65,7 +68,8 @@ class Coordinator:
             row.name: CheckpointDirectory(row, self.table.grain, directory_capacity)
             for row in self.table.snapshots
         }
-        self._grid_lookups = grid_lookups
+        self._positions = _grid_bound(keys, grid_lookups)
+        self._interval = _aligned_interval(self.table)
         self._prefixes = PrefixSketch() if self.table.snapshots else None
         self._lock = threading.Lock()
         limit = budgeted_checkpoints(self.table)
@@ -211,8 +215,9 @@ class Coordinator:
             return {}
         known = [directory.positions(chain) for directory in self.directories.values()]
         grid = _NOWHERE
-        if self._grid_lookups:
-            grid = grid_positions(self.table.snapshot_grid, chain.tokens, above, self._grid_lookups)
+        if self._positions:
+            step = self.table.snapshot_grid
+            grid = grid_positions(step, chain.tokens, above, self._positions, self._interval)
         where = np.unique(np.concatenate([*known, grid]))
         where = where[(where > above) & (where < chain.tokens)]
         return {row.name: where for row in self.table.snapshots}
@@ -224,3 +229,17 @@ class Coordinator:
 
     def _place(self, chain: ContentChain, position: int) -> Place:
         return position, chain.links[position // self.table.grain - 1].tobytes()
+
+
+def _grid_bound(keys: KeySpace, ids: int) -> int:
+    """Positions to ask for per request, so that a row of many coordinates does not cost many lookups."""
+    coordinates = max((len(keys.of(row.name)) for row in keys.table.snapshots), default=1)
+    low, high = _POSITIONS
+    return min(max(ids // coordinates, low), high) if ids else 0
+
+
+def _aligned_interval(table: SpecTable) -> int | None:
+    """The smallest retention interval whose multiples are all on the checkpoint grid, if there is one."""
+    intervals = [row.retention.interval for row in table.snapshots if row.retention.interval]
+    aligned = [each for each in intervals if each % table.checkpoint_grid == 0]
+    return min(aligned, default=None)

@@ -90,23 +90,39 @@ def combine(row: GroupSpec, answers: list[npt.NDArray[np.bool_]]) -> npt.NDArray
     return there
 
 
-def grid_positions(step: int, tokens: int, above: int = 0, most: int | None = None) -> Positions:
+def grid_positions(
+    step: int,
+    tokens: int,
+    above: int = 0,
+    most: int | None = None,
+    interval: int | None = None,
+) -> Positions:
     """Ascending multiples of ``step`` in ``(above, tokens)``: where a snapshot may lie that no
     directory knows of (a restart, another machine wrote it).
 
-    ``most``: of more than so many positions, the deepest half is asked one by one, and before it every
-    second, fourth, ... multiple, so that the rest of a long prompt is covered with the other half.
+    ``most``: of more than so many positions, the deepest half is asked one by one; before it, multiples
+    of ``interval`` (at which checkpoints are made) with a quarter, and every second, fourth, ... of all
+    with the rest: each as fine as fits.
     """
     found = np.arange((above // step + 1) * step, tokens, step, dtype=np.int64)
     if most is None or len(found) <= most:
         return found
     deep = found[len(found) - most // 2 :]
     early = found[: len(found) - most // 2]
-    stride = step
-    while len(early) > most - len(deep):
+    room = most - len(deep)
+    regular = found[:0] if interval is None else _thinned(early, interval, room // 2)
+    thin = _thinned(early, step, room - len(regular))
+    asked: Positions = np.concatenate([np.union1d(regular, thin), deep])
+    return asked
+
+
+def _thinned(positions: Positions, stride: int, most: int) -> Positions:
+    """Multiples of ``stride``, or of the least power of two times it, of which there are at most ``most``."""
+    kept: Positions = positions[positions % stride == 0]
+    while len(kept) > most:
         stride *= 2
-        early = early[early % stride == 0]
-    return np.concatenate([early, deep])
+        kept = kept[kept % stride == 0]
+    return kept
 
 
 def plan_lookup(
