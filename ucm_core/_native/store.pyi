@@ -50,7 +50,6 @@ class Store:
         ids: npt.NDArray[np.uint8],
         shards: npt.NDArray[np.uint32],
         addresses: npt.NDArray[np.uint64],
-        event: int = ...,
     ) -> Task: ...
     def dump(
         self,

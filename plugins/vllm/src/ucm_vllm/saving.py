@@ -64,6 +64,8 @@ class Saving:
         self._pending_keys = PendingKeys()
         self._states: dict[int, SaveState] = {}
         self._retries: list[SaveState] = []
+        #: Blocks whose elected writer failed, until somebody has stored them.
+        self._lost = BadKeys()
 
     # -- what to save ------------------------------------------------------------------------------------
 
@@ -81,11 +83,22 @@ class Saving:
         record.saved = confirmed
         kept = tuple(part for part in parts if len(part))
         if kept:
-            state = SaveState(record, self._outbox.op(record.request.request_id, kept))
-            self._open(state)
-            if self._releases is not None:
-                step = self._outbox.held_step()
-                self._releases.hold(state.op.op_id, step, np.array(tables[0], dtype=np.int64))
+            for op in self._by_writer(self._outbox.op(record.request.request_id, kept)):
+                self._open(SaveState(record, op))
+                if self._releases is not None:
+                    step = self._outbox.held_step()
+                    self._releases.hold(op.op_id, step, np.array(tables[0], dtype=np.int64))
+
+    def _by_writer(self, op: TransferOp) -> list[TransferOp]:
+        """Blocks that an elected writer failed, and nobody could take over in time, start with the next
+        one: a rank that cannot write does not lose them for ever."""
+        if not len(self._lost):
+            return [op]
+        again = self._lost.contains(part_prints(self._rows, op.parts))
+        ops = [op.only(np.flatnonzero(again), self._outbox.op_id(), 1)] if again.any() else []
+        if not again.all():
+            ops.append(op.only(np.flatnonzero(~again), op.op_id, 0))
+        return ops
 
     def _missing(
         self, record: Record, place: RowPlace, confirmed: int, tables: Tables
@@ -212,6 +225,9 @@ class Saving:
         stored = np.ones(len(prints), dtype=bool)
         stored[state.failed] = False
         self._bad.forgive(prints[stored])
+        if self.replicas > 1:
+            self._lost.forgive(prints[stored])
+            self._lost.add(prints[~stored])
         if self._stored is not None and state.record.chain is not None:
             self._stored(state.record.request, state.op, stored)
         if len(state.failed) and state.op.attempt + 1 < self.replicas:

@@ -20,7 +20,6 @@ from ucm_core.adapter.transfer import reasons
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import Status
-from ucm_vllm.devices import Mark, nothing_queued
 from ucm_vllm.lanes import Lane, Part, to_load
 from ucm_vllm.messages import TransferOp
 from ucm_vllm.reports import Report, count_failures
@@ -45,8 +44,7 @@ class WorkerLoads:
 
     ``by_pages``: vLLM keeps what arrived of a failed load and goes on from the first block that did
     not. ``units``: needed for loads layer by layer. ``limit_s``: age at which a load that never ended
-    is fenced. ``mark``: nothing is written before what vLLM had queued at the submission; with several
-    steps in flight one of them may still use pages that were given to another request since.
+    is fenced.
     """
 
     def __init__(
@@ -59,10 +57,8 @@ class WorkerLoads:
         by_pages: bool = True,
         units: UnitMap | None = None,
         look_ahead: LookAhead | None = None,
-        mark: Mark = nothing_queued,
     ) -> None:
         self._lanes = lanes
-        self._mark = mark
         self._report = report
         self._stats = stats
         self._limit_s = limit_s
@@ -80,13 +76,10 @@ class WorkerLoads:
 
     def start(self, ops: Sequence[TransferOp]) -> None:
         """Submit one task per request and coordinate. Returns at once."""
-        if not ops:
-            return
-        after = self._mark()
         for op in ops:
             load = self._load(op)
             for part in load.parts:
-                part.transfer.load(range(part.transfer.shards), after)
+                part.transfer.load(range(part.transfer.shards))
             self._open[op.op_id] = load
 
     def _load(self, op: TransferOp) -> _Load:
@@ -124,7 +117,7 @@ class WorkerLoads:
         assert self._units is not None, "loads layer by layer need the unit map"
         self._in_step = [self._load(op) for op in ops]
         moved = [one for load in self._in_step for one in load.by_layer]
-        self._pipeline = LayerLoads(self._units, moved, self._look_ahead, self._mark())
+        self._pipeline = LayerLoads(self._units, moved, self._look_ahead)
 
     def wait_for_layer(self, layer: LayerKey) -> None:
         """Until what the layer reads is there, or has failed; bounded by the store's deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,17 @@ import pytest
 from engine_cases import CORPUS, Truth, checkpoint
 from engine_harness.server import VllmServer
 from engine_harness.tamper import objects
+from tiny_tokenizer import write_tokenizer
 
 #: Two cold starts of a whole server.
 pytestmark = pytest.mark.timeout(700)
 
 ONE_OPTION = '{"kv_connector":"UCMConnector","kv_role":"kv_both"}'
-SERVE = ["--skip-tokenizer-init", "--enforce-eager", "--dtype", "float32"]
+SERVE = ["--enforce-eager", "--dtype", "float32"]
 SERVE += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20)]
+BENCH = ["--dataset-name", "random", "--num-prompts", "4", "--max-concurrency", "1", "--seed", "3"]
+BENCH += ["--random-prefix-len", "300", "--random-input-len", "20", "--random-output-len", "8"]
+EXTERNAL = "vllm:external_prefix_cache_hits_total"
 #: The shared prefix in whole blocks of 128, vLLM's own choice on the CPU.
 WHOLE = 256
 
@@ -30,24 +35,35 @@ def _all_gone(server: VllmServer, within_s: float = 15.0) -> bool:
     return server.alive() == []
 
 
-def test_one_option_and_a_restart(
+def test_one_option_a_restart_and_vllms_own_benchmark(
     engine_python: str, tmp_path: Path, truth: Callable[[str], Truth]
 ) -> None:
+    """Two servers one after the other; `vllm bench serve` sends both the same random prompts."""
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
     arguments = [*SERVE, "--kv-transfer-config", ONE_OPTION]
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3"), model)
+    write_tokenizer(model, 1024)
     hits = []
     for start in ("first", "second"):
-        log = tmp_path / f"{start}.log"
-        with VllmServer(engine_python, checkpoint("qwen3"), arguments, log, env) as server:
+        folder = tmp_path / start
+        folder.mkdir()
+        log = folder / "serve.log"
+        with VllmServer(engine_python, str(model), arguments, log, env) as server:
             server.wait_ready()
             for index in (0, 1):
                 assert server.complete(CORPUS[index], 12) == truth("qwen3").cold[index]
+            hits.append(server.metrics()[EXTERNAL])
+            result = server.bench(folder, *BENCH)
+            assert (result["completed"], result["failed"]) == (4, 0)
             metrics = server.metrics()
-            hits.append(metrics["vllm:external_prefix_cache_hits_total"])
-            assert metrics["ucm:ucm_hit_tokens_total"] == hits[-1]
+            hits.append(metrics[EXTERNAL] - hits[-1])
+            assert metrics["ucm:ucm_hit_tokens_total"] == metrics[EXTERNAL]
             assert server.stop() == 0
             assert _all_gone(server)
-    assert hits == [0, WHOLE]
+    # The first request of each kind loads the shared prefix; vLLM itself has it for the others.
+    assert hits[:3] == [0, 0, WHOLE]
+    assert hits[3] >= WHOLE, "the benchmark's prompts were found by the second server"
     assert objects(tmp_path / "cache" / "ucm" / "kv")
 
 
@@ -61,7 +77,7 @@ def test_a_refused_configuration_ends_the_whole_process_tree(
         f'{{"store_pipeline":"Posix","storage_backends":"{tmp_path}/kv",'
         '"posix_capacity_gb":-5,"storage_backend":"x"}}]}}'
     )
-    arguments = [*SERVE, "--kv-transfer-config", kv]
+    arguments = [*SERVE, "--skip-tokenizer-init", "--kv-transfer-config", kv]
     log = tmp_path / "serve.log"
     with VllmServer(engine_python, checkpoint("qwen3"), arguments, log) as server:
         code = server.wait_exit(180)

@@ -19,6 +19,7 @@ import numpy as np
 
 from engine_harness.engine import scheduler_connector, worker_connector
 from engine_harness.tamper import DAMAGES, damage, objects
+from ucm_core.errors import FullError
 from ucm_core.identity import ContentChain, chain_root
 from ucm_core.store.contract import Status, TaskState
 
@@ -273,6 +274,15 @@ def remove_objects(llm: Any, root: str) -> None:
         shutil.rmtree(folder)
 
 
+def remove_largest_objects(llm: Any, root: str) -> None:
+    """Remove what the pipeline stage with most layers has stored."""
+    files = objects(Path(root))
+    largest = max(path.stat().st_size for path in files)
+    for path in files:
+        if path.stat().st_size == largest:
+            path.unlink()
+
+
 def remount_read_only(llm: Any, root: str) -> None:
     """A file system turns read-only under a running engine, as after an I/O error."""
     settle(llm)
@@ -365,3 +375,57 @@ class _LateTask:
         task = self._settled(0.0)
         if task is not None:
             task.cancel()
+
+
+# -- several workers ------------------------------------------------------------------------------------
+
+
+def rank_one_cannot_save() -> None:
+    """Before the workers are forked: every save of tensor-parallel rank 1 fails."""
+    from ucm_vllm.deployment import Deployment
+
+    original = Deployment.worker_side
+
+    def worker_side(self: Any, caches: Any, pp_rank: int, tp_rank: int) -> Any:
+        side = original(self, caches, pp_rank, tp_rank)
+        if tp_rank == 1:
+            side._lanes = [
+                dataclasses.replace(lane, store=_NoDumps(lane.store)) for lane in side._lanes
+            ]
+        return side
+
+    Deployment.worker_side = worker_side  # type: ignore[method-assign]
+
+
+class _NoDumps:
+    """A store that refuses every dump."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def dump(self, *arguments: Any, **options: Any) -> Any:
+        raise FullError("this rank's storage takes nothing")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+# -- requests without tokens ----------------------------------------------------------------------------
+
+
+def prompt_embeddings(llm: Any, tokens: int, hidden: int) -> dict[str, Any]:
+    """Two requests of random embeddings, each sent twice; the local cache emptied before each."""
+    import torch
+
+    from engine_harness.engine import counters
+    from engine_harness.job import EXTERNAL_HITS
+
+    said = []
+    for seed in (1, 1, 2):
+        settle(llm)
+        assert llm.reset_prefix_cache()
+        embeds = torch.randn((tokens, hidden), generator=torch.Generator().manual_seed(seed))
+        (out,) = llm.generate([{"prompt_embeds": embeds}], _params(6), use_tqdm=False)
+        said.append(list(out.outputs[0].token_ids))
+    assert said[0] == said[1]
+    return {"answers": said[1:], "hits": counters(llm).get(EXTERNAL_HITS, 0)}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from scripted_engine import World, prompt
 from ucm_core.errors import UnsupportedError
@@ -100,6 +101,26 @@ def test_images_by_content_and_place(engine, world: World) -> None:
     request = e.request("x", tokens, mm_features=[_image(None, 80)])
     assert e.connector.get_num_new_matched_tokens(request, 0) == (0, False)
     assert e.connector._sched.stats.data["uncacheable_requests|no_identity"] == 1
+
+
+def test_images_through_the_scheduler(engine, world: World) -> None:
+    """B03 on vLLM's real scheduler (scripted worker): what an item reaches is not shared, the rest is."""
+    tokens = prompt(4, 320)
+
+    def hit(identifier: str, offset: int) -> int:
+        e = engine()
+        e.check_bytes = False
+        e.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1000)
+        e.scheduler.max_num_encoder_input_tokens = 1000
+        e.generate("b", tokens, mm_features=[_image(identifier, offset)])
+        assert e.pending() == {}
+        return int(e.counted.get("hit_tokens", 0))
+
+    assert hit("aaaa" * 16, 80) == 0
+    assert hit("aaaa" * 16, 80) == 256 + 32
+    assert hit("bbbb" * 15 + "aaaa", 80) == 64
+    assert hit("aaaa" * 16, 81) == 64
+    assert _hit(engine, tokens) == 64
 
 
 def _adapter(folder: Path, seed: int) -> Path:

@@ -48,8 +48,8 @@ def _facts(
     return Facts(
         kinds=(replace(kind, **changes),),
         kind_of=(0,) * LAYERS,
-        tables=(0,),
-        table_of=dict.fromkeys(range(LAYERS), 0),
+        table_of=(0,) * LAYERS,
+        tables=1,
         kv_cache_dtype="auto",
         physical_order=order,
         stages=stages,
@@ -214,6 +214,36 @@ def test_takeover_is_dropped_when_the_blocks_are_gone(engine, world: World) -> N
     for _ in range(3):
         e.step()
     assert len(e.all_tasks()) == 1
+    assert e.pending() == {}
+
+
+def test_a_block_that_was_lost_starts_with_the_next_writer(engine, world: World) -> None:
+    """Nobody could take over in time: the next request that computes the block asks another rank."""
+    e = engine(mla=True, enable_prefix_caching=False)
+    e.connector._sched.saving.replicas = 2
+    orders: list[tuple[int, list[int]]] = []
+    start = e.worker.bind_connector_metadata
+
+    def bound(meta: UcmMetadata) -> None:
+        orders.extend((op.attempt, list(op.parts[0].blocks)) for op in meta.saves)
+        start(meta)
+
+    e.worker.bind_connector_metadata = bound
+    e.store.auto = False
+    e.add("a", prompt(1, 200), max_tokens=1)
+    e.step()
+    (task,) = e.all_tasks()
+    task.run({task.ids[0]: Status.IO_ERROR})
+    task.finish()
+    e.run()
+    e.store.auto = True
+    e.generate("b", prompt(1, 200))
+    assert orders == [(0, [0, 1, 2]), (1, [0])]
+    assert len(world.objects) == 3
+    orders.clear()
+    world.objects.clear()
+    e.generate("c", prompt(1, 200))
+    assert orders == [(0, [0, 1, 2])], "stored meanwhile: as usual again"
     assert e.pending() == {}
 
 

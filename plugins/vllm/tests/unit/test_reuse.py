@@ -171,9 +171,13 @@ def test_lite_looks_up_and_moves_nothing(engine, world: World) -> None:
 def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> None:
     """B43: the ids the scheduler asks for are the ids the worker writes, whatever is left unset."""
     tokens = prompt(14, 200)
-    for left_out in ({}, {"block_tokens": 64}, {"head_slices": 2, "namespace": "two"}):
+    everything = {"block_tokens": 64, "head_slices": 2, "namespace": "two", "timeout_ms": 9_000}
+    some = [{k: v for k, v in everything.items() if k != left_out} for left_out in everything]
+    for number, given in enumerate([{}, everything, *some]):
         world.objects.clear()
-        world.settings = {"model_id": "scripted", **left_out}
+        world.settings = {"model_id": "scripted", **given}
+        if "namespace" in given:
+            world.settings["namespace"] = f"case-{number}"
         first = engine(enable_prefix_caching=False)
         first.generate("a", tokens)
         written = set(world.objects)
@@ -183,7 +187,7 @@ def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> Non
         for ids in plan.ids.values():
             asked |= {bytes(i) for i in ids}
         assert asked == written
-        assert len(written) == 3 * left_out.get("head_slices", 1)
+        assert len(written) == 3 * given.get("head_slices", 1)
 
 
 def test_reset_makes_old_content_invisible_to_this_process_only(engine) -> None:

@@ -80,6 +80,14 @@ def _logprob_of_prompt(output: Any) -> list[float | None] | None:
     return rows
 
 
+def _adapter(spec: Round) -> Any:
+    if spec.lora is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(**spec.lora)
+
+
 def run_round(llm: Any, spec: Round) -> list[Output]:
     """Send the prompts of one round and collect what came back, in the order of the prompts."""
     from vllm import SamplingParams
@@ -104,7 +112,7 @@ def run_round(llm: Any, spec: Round) -> list[Output]:
     batches = [requests] if spec.together else [[r] for r in requests]
     outputs: list[Output] = []
     for batch in batches:
-        for out in llm.generate(batch, params, use_tqdm=False):
+        for out in llm.generate(batch, params, use_tqdm=False, lora_request=_adapter(spec)):
             outputs.append(
                 Output(
                     tokens=list(out.outputs[0].token_ids),

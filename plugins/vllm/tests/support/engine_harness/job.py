@@ -27,6 +27,8 @@ class Round:
     together: bool = True
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
+    #: ``LoRARequest`` as keywords.
+    lora: dict[str, Any] | None = None
     #: Empty vLLM's own prefix cache first, so that only the connector can hit.
     reset_local: bool = False
     #: ``module:function`` called with the engine (`LLM`) and ``before_args`` ahead of the prompts.

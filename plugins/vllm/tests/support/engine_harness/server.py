@@ -43,12 +43,14 @@ class VllmServer:
         self.port = free_port()
         self.model = model
         self._log = log
+        self._python = python
+        self._env = engine_env(extra={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **(env or {})})
         command = [python, "-P", "-m", "engine_harness.vllm_cli", "serve", model]
         command += ["--host", "127.0.0.1", "--port", str(self.port), *arguments]
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
                 command,
-                env=engine_env(extra={"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **(env or {})}),
+                env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -104,6 +106,25 @@ class VllmServer:
         with self._open("/v1/completions", body) as response:
             answer: dict[str, Any] = json.load(response)
         return list(answer["choices"][0]["token_ids"])
+
+    def bench(self, folder: Path, *arguments: str, timeout_s: float = 180.0) -> dict[str, Any]:
+        """``vllm bench serve`` against this server; returns the result that it saves."""
+        command = [self._python, "-P", "-m", "engine_harness.vllm_cli", "bench", "serve"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--model", self.model]
+        command += ["--disable-tqdm", "--save-result", "--result-dir", str(folder)]
+        command += ["--result-filename", "bench.json", *arguments]
+        done = subprocess.run(
+            command,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=folder,
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        result: dict[str, Any] = json.loads((folder / "bench.json").read_text())
+        return result
 
     def metrics(self) -> dict[str, float]:
         """``/metrics``, summed over labels."""
