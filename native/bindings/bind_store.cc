@@ -243,18 +243,18 @@ void bind_store_class(nb::module_& m) {
       .def(
           "load",
           [](const StoreHandle& h, const IdArray& ids, const ShardArray& shards,
-             const AddressArray& addresses) {
+             const AddressArray& addresses, std::uint64_t event) {
             const Rows rows{
                 id_span(ids), {shards.data(), shards.size()}, {addresses.data(), addresses.size()}};
             std::shared_ptr<Task> task;
             {
               const nb::gil_scoped_release release;
-              task = h.store->load(rows);
+              task = h.store->load(rows, event);
             }
             return TaskHandle{std::move(task)};
           },
           nb::arg("ids").noconvert(), nb::arg("shards").noconvert(),
-          nb::arg("addresses").noconvert())
+          nb::arg("addresses").noconvert(), "event"_a = 0)
       .def(
           "dump",
           [](const StoreHandle& h, const IdArray& ids, const ShardArray& shards,

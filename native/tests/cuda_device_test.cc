@@ -255,6 +255,20 @@ TEST_P(CudaOnAnyDriver, ADumpReadsWhatTheEventStandsFor) {
   EXPECT_EQ(stored_byte(1), 0x77);
 }
 
+TEST_P(CudaOnAnyDriver, ALoadWritesAfterTheEvent) {
+  open_store();
+  const DevicePtr source = allocate(kObject, 0x55);
+  const auto dump = store->dump(object_at(1, source).rows(), 0, CommitMode::kAuto);
+  ASSERT_EQ(wait_durable(*dump), all(kShards, Status::kOk));
+  const DevicePtr to = allocate(kObject, 0xEE);
+  produce(to, kObject, 0x77);  // a kernel of an earlier step still writes there
+  engine->event_record(event, stream);
+  const auto load = store->load(object_at(1, to).rows(), event_name());
+  ASSERT_EQ(wait(*load), all(kShards, Status::kOk));
+  engine->synchronize();
+  EXPECT_EQ(fetch(to, kObject), std::vector<std::byte>(kObject, std::byte{0x55}));
+}
+
 TEST_P(CudaOnAnyDriver, WithoutEventsADumpWaitsForTheWholeDevice) {
   StoreOptions options;
   options.synchronize_dumps = true;
@@ -368,6 +382,19 @@ TEST_F(CudaOnStub, TheControlSeesAnIncompleteLoadWithoutTheSynchronisation) {
 TEST_F(CudaOnStub, TheControlSeesAnIncompleteDumpWithoutTheSynchronisation) {
   engine->set("early_sync", 1);
   EXPECT_NE(dumped(event_name()), 0x77);
+}
+
+TEST_F(CudaOnStub, TheControlSeesALoadOverwrittenWithoutTheEvent) {
+  open_store();
+  const DevicePtr source = allocate(kObject, 0x55);
+  const auto dump = store->dump(object_at(1, source).rows(), 0, CommitMode::kAuto);
+  ASSERT_EQ(wait_durable(*dump), all(kShards, Status::kOk));
+  const DevicePtr to = allocate(kObject, 0xEE);
+  produce(to, kObject, 0x77);
+  const auto load = store->load(object_at(1, to).rows());
+  ASSERT_EQ(wait(*load), all(kShards, Status::kOk));
+  engine->synchronize();
+  EXPECT_EQ(fetch(to, kObject), std::vector<std::byte>(kObject, std::byte{0x77}));
 }
 
 TEST_F(CudaOnStub, CallsComeInOrder) {

@@ -246,6 +246,7 @@ TEST_F(GuardTest, OpenRefusesNewWorkAndACleanWindowCloses) {
   EXPECT_EQ(read().status, Status::kMiss);
   probe(Probe::kGood);
   EXPECT_FALSE(guard->open());
+  EXPECT_EQ(stat("health_closed_total"), 1u);
   EXPECT_EQ(read().status, Status::kOk);
   EXPECT_EQ(guard->health(), "");
 }
@@ -343,6 +344,13 @@ TEST_F(ObjectProbeTest, NamesTheStepThatFailed) {
   stage.set_fault(Fault::kNone, 0);
   EXPECT_EQ(run(), "");
   EXPECT_EQ(medium->size(), 0u);
+}
+
+TEST_F(ObjectProbeTest, AFullMediumStillServes) {
+  medium->set_capacity(1);
+  ASSERT_TRUE(medium->put(id_of(1), {}));
+  EXPECT_EQ(run(), "");
+  EXPECT_EQ(stage.stats().at("reads_total"), 0u);
 }
 
 /// A stage that says "ok" and returns other bytes than it was given.

@@ -67,13 +67,15 @@ TEST(PosixProbe, AFullMediumStillServes) {
 struct HungRoot {
   explicit HungRoot(std::string root) : path(std::move(root)) {}
   std::shared_ptr<IoFaults> faults() {
-    return std::make_shared<Faults>([this](IoStep, const std::string& at, std::size_t&) {
-      if (at == path) gate.wait();
-      return 0;
-    });
+    // By value: a thread that is left behind outlives the test.
+    return std::make_shared<Faults>(
+        [p = path, g = gate](IoStep, const std::string& at, std::size_t&) {
+          if (at == p) g->wait();
+          return 0;
+        });
   }
   const std::string path;
-  std::latch gate{1};
+  const std::shared_ptr<std::latch> gate = std::make_shared<std::latch>(1);
 };
 
 TEST(PosixProbe, AHungRootIsTriedOnceAndTheOthersServe) {
@@ -83,14 +85,14 @@ TEST(PosixProbe, AHungRootIsTriedOnceAndTheOthersServe) {
   o.faults = hung.faults();
   Harness h(o);
   for (int i = 0; i < 5; ++i) EXPECT_EQ(probe(h, milliseconds(5'000)), "");
-  hung.gate.count_down();
+  hung.gate->count_down();
 }
 
 TEST(PosixProbe, AHungMediumCostsTheProbeItsDeadlineAndShutdownIsBounded) {
   const TempDir dir;
-  auto hung = std::make_shared<HungRoot>(dir.str());
+  HungRoot hung(dir.str());
   auto o = options_for({dir.str()});
-  o.faults = hung->faults();
+  o.faults = hung.faults();
   auto h = std::make_unique<Harness>(o);
   EXPECT_EQ(probe(*h, milliseconds(30)), dir.str() + " does not answer");
   EXPECT_EQ(probe(*h, milliseconds(30)), dir.str() + " does not answer");
@@ -98,7 +100,7 @@ TEST(PosixProbe, AHungMediumCostsTheProbeItsDeadlineAndShutdownIsBounded) {
   h->stage->shutdown(in(milliseconds(100)));
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
   EXPECT_EQ(h->stat("stuck_threads"), 1u);
-  hung->gate.count_down();
+  hung.gate->count_down();
   h.reset();
 }
 

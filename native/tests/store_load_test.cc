@@ -43,6 +43,71 @@ TEST_F(StoreTest, OneShardMayBeLoadedToTwoPlaces) {
 }
 
 // B54: results per block, whatever the batch.
+TEST_F(StoreTest, ALoadWritesNothingBeforeItsEvent) {
+  open();
+  stored(0, 4);
+  const auto event = HostEvent::create();
+  Rowset wanted;
+  for (std::uint32_t n = 0; n < 4; ++n) wanted.add_object(n);
+  const auto task = store->load(wanted.blank().rows(), event->handle());
+  ASSERT_TRUE(eventually([&] { return stat("Fake.reads_total") == 4; })) << "media do not wait";
+  EXPECT_FALSE(task->wait_until(Clock::now() + 30ms));
+  for (std::size_t row = 0; row < wanted.size(); ++row) EXPECT_TRUE(wanted.untouched(row));
+  event->fire();
+  EXPECT_EQ(wait(*task), all(wanted.size(), Status::kOk));
+  for (std::size_t row = 0; row < wanted.size(); ++row) EXPECT_TRUE(wanted.right(row));
+  EXPECT_TRUE(eventually([&] { return stat("staging.buffers_free") == stat("staging.buffers"); }));
+}
+
+TEST_F(StoreTest, ALoadWhoseEventNeverFiresEndsAndFreesItsBuffers) {
+  StoreSetup setup;
+  setup.store.timeout = 100ms;
+  open(setup);
+  stored(0, 2);
+  const auto event = HostEvent::create();
+  Rowset wanted;
+  wanted.add_object(0);
+  wanted.add_object(1);
+  const auto task = store->load(wanted.blank().rows(), event->handle());
+  EXPECT_EQ(wait(*task), all(wanted.size(), Status::kTimeout));
+  for (std::size_t row = 0; row < wanted.size(); ++row) EXPECT_TRUE(wanted.untouched(row));
+  EXPECT_TRUE(eventually([&] { return stat("staging.buffers_free") == stat("staging.buffers"); }));
+  event->fire();
+  std::this_thread::sleep_for(20ms);
+  for (std::size_t row = 0; row < wanted.size(); ++row) EXPECT_TRUE(wanted.untouched(row));
+}
+
+TEST_F(StoreTest, ARowGivenUpBeforeTheEventTakesNoOtherAlong) {
+  open();
+  stored(0, 1);
+  const auto event = HostEvent::create();
+  Rowset wanted;
+  wanted.add_object(0);
+  const auto task = store->load(wanted.blank().rows(), event->handle());
+  ASSERT_TRUE(eventually([&] { return stat("Fake.reads_total") == 1; }));
+  std::this_thread::sleep_for(20ms);
+  task->give_up_row(0, Status::kCancelled);
+  event->fire();
+  std::vector<Status> expected = all(kShards, Status::kOk);
+  expected[0] = Status::kCancelled;
+  EXPECT_EQ(wait(*task), expected);
+  EXPECT_TRUE(wanted.untouched(0));
+  for (std::size_t row = 1; row < wanted.size(); ++row) EXPECT_TRUE(wanted.right(row));
+}
+
+TEST_F(StoreTest, CloseEndsLoadsThatWaitForAnEvent) {
+  open();
+  stored(0, 1);
+  const auto event = HostEvent::create();
+  Rowset wanted;
+  wanted.add_object(0);
+  const auto task = store->load(wanted.blank().rows(), event->handle());
+  ASSERT_TRUE(eventually([&] { return stat("Fake.reads_total") == 1; }));
+  EXPECT_EQ(store->close(200ms), 0u);
+  EXPECT_EQ(statuses(*task), all(kShards, Status::kClosed));
+  EXPECT_TRUE(wanted.untouched(0));
+}
+
 TEST_F(StoreTest, FailuresArePerObject) {
   open();
   stored(0, 4);

@@ -87,6 +87,22 @@ def test_values_that_mean_off_are_accepted_for_what_is_not_built(loading: Loadin
     assert loading.load(connector(use_gdr=False)).warnings == ()
 
 
+def test_direct_transfers_are_refused_with_what_is_done_instead(loading: Loading) -> None:
+    (problem,) = loading.problems(connector(use_gdr=True))
+    assert "pinned host buffers" in problem
+    assert "remove it or set False" in problem
+
+
+def test_health_and_event_options_are_typed_values(loading: Loading) -> None:
+    config = loading.load(
+        {**connector(store_health={"interval_ms": "2 s"}), "enable_event_sync": False}
+    )
+    assert config.store.store_health.interval_ms == 2_000
+    assert config.store.store_health.failures == 2
+    assert config.core.enable_event_sync is False
+    assert loading.load(connector(store_health={"enabled": False})).store.store_health.window == 8
+
+
 def test_directories_are_required_with_an_explicit_store(loading: Loading) -> None:
     given = connector("Posix")
     del given["ucm_connectors"][0]["ucm_connector_config"]["storage_backends"]

@@ -50,6 +50,7 @@ class Store:
         ids: npt.NDArray[np.uint8],
         shards: npt.NDArray[np.uint32],
         addresses: npt.NDArray[np.uint64],
+        event: int = ...,
     ) -> Task: ...
     def dump(
         self,

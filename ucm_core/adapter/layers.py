@@ -71,12 +71,20 @@ class _Sent:
 
 
 class LayerLoads:
-    """Loads of one step. What no call can wait for (``UnitMap.at_start``) is there when it is built."""
+    """Loads of one step. What no call can wait for (``UnitMap.at_start``) is there when it is built.
+
+    Nothing is written before ``after``: what the engine had queued when the step began.
+    """
 
     def __init__(
-        self, units: UnitMap, transfers: Sequence[RowTransfer], look_ahead: LookAhead
+        self,
+        units: UnitMap,
+        transfers: Sequence[RowTransfer],
+        look_ahead: LookAhead,
+        after: tuple[int, object] = NOTHING_QUEUED,
     ) -> None:
         self._units = units
+        self._after = after
         self._transfers = list(transfers)
         self._look_ahead = look_ahead
         #: Layers whose call waits for something, in the order of the calls.
@@ -94,7 +102,7 @@ class LayerLoads:
         for unit in units:
             for moved in self._transfers:
                 if moved.row == unit.group:
-                    task = moved.transfer.load(_shards(unit))
+                    task = moved.transfer.load(_shards(unit), self._after)
                     if task is not None:
                         sent.tasks.append(task)
         return sent

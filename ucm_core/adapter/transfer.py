@@ -21,7 +21,8 @@ from ucm_core.store.contract import Addresses, BlockStore, CommitMode, Ids, Stat
 Statuses = npt.NDArray[np.uint8]
 #: Block numbers, ``int64[n]``.
 Blocks = npt.NDArray[np.int64]
-#: Marks the end of what the engine has queued so far: (event for ``dump``, what must live until then).
+#: Marks the end of what the engine has queued so far: (event for ``load`` or ``dump``, what must live
+#: until then).
 Mark = Callable[[], tuple[int, object]]
 #: The mark of an engine whose bytes are there when its call returns.
 NOTHING_QUEUED: tuple[int, object] = (0, None)
@@ -52,9 +53,17 @@ class BlockTransfer:
         """Shards of one block."""
         return int(self.addresses.shape[1])
 
-    def load(self, shards: range) -> Task | None:
-        """Start loading these shards of every block."""
-        return self._submit(shards, np.arange(len(self)), self.store.load)
+    def load(self, shards: range, after: tuple[int, object] = NOTHING_QUEUED) -> Task | None:
+        """Start loading these shards of every block. The engine's memory is written once ``after`` has
+        fired: what the engine queued before may still use it."""
+        event, keep = after
+        if event:
+            self.kept.append(keep)
+
+        def load(ids: Ids, numbers: npt.NDArray[np.uint32], addresses: Addresses) -> Task:
+            return self.store.load(ids, numbers, addresses, event=event)
+
+        return self._submit(shards, np.arange(len(self)), load)
 
     def dump(
         self,

@@ -152,8 +152,11 @@ class BlockStore(Protocol):
     def touch(self, ids: Ids) -> None:
         """Heat pulse, forwarded down the stages."""
 
-    def load(self, ids: Ids, shards: Shards, addresses: Addresses) -> Task:
-        """Copy shards into engine memory; address 0 skips that run."""
+    def load(self, ids: Ids, shards: Shards, addresses: Addresses, *, event: int = 0) -> Task:
+        """Copy shards into engine memory once ``event`` (0: none) has fired; address 0 skips that run.
+
+        Reading from the medium does not wait for the event. It must exist until the task is done.
+        """
 
     def dump(
         self,

@@ -191,9 +191,9 @@ class NativeBlockStore:
         _expect("ids", ids, np.uint8, (None, 16))
         self._native.touch(ids)
 
-    def load(self, ids: Ids, shards: Shards, addresses: Addresses) -> NativeTask:
+    def load(self, ids: Ids, shards: Shards, addresses: Addresses, *, event: int = 0) -> NativeTask:
         self._expect_rows(ids, shards, addresses)
-        return NativeTask(self._native.load(ids, shards, addresses))
+        return NativeTask(self._native.load(ids, shards, addresses, event))
 
     def dump(
         self,

@@ -43,7 +43,7 @@ struct GuardOptions {
 };
 
 /// Counters are the stage's own and: `health_open` (0 or 1), `health_probes_total`,
-/// `health_probe_failures_total`, `health_probes_skipped_total`, `health_opened_total`,
+/// `health_probe_failures_total`, `health_probes_skipped_total`, `health_opened_total`, `health_closed_total`,
 /// `health_refused_{lookups,reads,writes}_total` (objects), `health_probe_stuck`.
 class GuardStage final : public Stage {
  public:

@@ -137,8 +137,10 @@ class Store {
   void prefetch(std::span<const BlockId> ids);
   void touch(std::span<const BlockId> ids);
 
-  /// The same shard may be asked for by several rows.
-  std::shared_ptr<Task> load(const Rows& rows);
+  /// The same shard may be asked for by several rows. No byte is written to an address before `event` has
+  /// fired (0: at once); reading from the medium does not wait for it. As for dumps, an unknown name is
+  /// an error, and the event exists until the task is done.
+  std::shared_ptr<Task> load(const Rows& rows, std::uint64_t event = 0);
   /// Address 0, or the same shard twice, refuses the whole submission. `event` 0: none; an unknown
   /// name is an error. Rows for an object that is open join it, whichever task opened it; EXPLICIT
   /// wins over AUTO on the same object. Rows whose shard is in already succeed without a copy. The

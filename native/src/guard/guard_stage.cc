@@ -80,6 +80,7 @@ struct GuardStage::State {
   std::uint64_t bad = 0;
   std::uint64_t skipped = 0;
   std::uint64_t opened = 0;
+  std::uint64_t closed = 0;
   std::uint64_t stuck = 0;
   std::thread thread;
 };
@@ -92,7 +93,7 @@ void GuardStage::State::add(bool good, std::string text) noexcept {
   }
   if (!breaker.add(good)) return;
   is_open.store(breaker.open());
-  if (breaker.open()) ++opened;
+  ++(breaker.open() ? opened : closed);
 }
 
 void GuardStage::State::charge(Clock::time_point now) noexcept {
@@ -217,6 +218,7 @@ std::map<std::string, std::uint64_t> GuardStage::stats() const {
   out["health_probe_failures_total"] = state_->bad;
   out["health_probes_skipped_total"] = state_->skipped;
   out["health_opened_total"] = state_->opened;
+  out["health_closed_total"] = state_->closed;
   out["health_probe_stuck"] = state_->stuck;
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -137,6 +138,8 @@ std::string ObjectProbe::run(Stage& stage, Deadline deadline) {
   const WriteOp write{id_, exchange->written.get(), 1};
   stage.write({&write, 1}, std::make_shared<WriteAnswer>(exchange), deadline);
   auto outcome = exchange->wait(deadline);
+  if (outcome && (outcome->error == ENOSPC || outcome->error == EDQUOT))
+    return {};  // full: it serves
   if (!outcome || outcome->status != Status::kOk) return describe("write", outcome);
 
   exchange->expect(geometry.shard_count);

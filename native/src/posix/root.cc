@@ -374,7 +374,8 @@ int Root::try_medium(std::string& step) noexcept {
     if (const int error = open_namespace(true, ns); error != 0) return error;
   }
   if (faults_) [[unlikely]] {
-    for (const IoStep spoilt : {IoStep::kOpenWrite, IoStep::kWrite, IoStep::kOpenRead, IoStep::kRead}) {
+    for (const IoStep spoilt :
+         {IoStep::kOpenWrite, IoStep::kWrite, IoStep::kOpenRead, IoStep::kRead}) {
       std::size_t bytes = 2 * kIoAlign;
       if (const int error = faults_->before(spoilt, path_.c_str(), bytes); error < 0) return -error;
     }

@@ -96,6 +96,29 @@ std::shared_ptr<TaskImpl> StoreCore::new_task(TaskKind kind, std::size_t rows) {
                                     deadline, durable);
 }
 
+void StoreCore::set_event(TaskImpl& task, std::uint64_t name) const {
+  if (name == 0) return;
+  task.event = device->event(name);
+  if (task.event != nullptr) return;
+  throw std::invalid_argument("store: event " + std::to_string(name) + " is not known to device " +
+                              device->name() + "; nothing was submitted");
+}
+
+/// The timer thread looks at all waiting events when one calls back; without a call back it polls.
+void StoreCore::watch_event(const std::shared_ptr<TaskImpl>& task) {
+  const bool calls_back = task->event->subscribe([self = weak_from_this()] {
+    if (const auto core = self.lock()) {
+      const std::lock_guard lock(core->mu_);
+      core->event_fired_ = true;
+      core->timer_cv_.notify_one();
+    }
+  });
+  if (calls_back) return;
+  const std::lock_guard lock(mu_);
+  ++polled_events_;
+  timer_cv_.notify_one();
+}
+
 void StoreCore::rows_lost(TaskImpl& task, Status why) noexcept {
   Actions actions;
   {
@@ -217,7 +240,7 @@ Clock::time_point StoreCore::next_due() const {
   for (const DumpObject* o = retry_.front(); o != nullptr; o = retry_.after(o)) {
     due = std::min(due, o->due);
   }
-  if (polled_events_ != 0) due = std::min(due, Clock::now() + kEventPoll);
+  if (polled_events_ != 0 && !event_tasks_.empty()) due = std::min(due, Clock::now() + kEventPoll);
   return due;
 }
 
@@ -238,7 +261,11 @@ void StoreCore::timer_loop() {
 }
 
 void StoreCore::timer_tick(Lock& lock) {
-  if (!event_tasks_.empty()) mark_events();
+  if (event_tasks_.empty()) {
+    polled_events_ = 0;
+  } else {
+    mark_events();
+  }
   event_fired_ = false;
   const auto now = Clock::now();
   Actions actions;

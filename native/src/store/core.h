@@ -88,6 +88,8 @@ class StoreCore final : public ReadSink,
 
   void check_usable() const;  ///< throws ClosedError
   std::shared_ptr<TaskImpl> new_task(TaskKind kind, std::size_t rows);
+  /// The event of a task that is about to be submitted; throws std::invalid_argument when unknown.
+  void set_event(TaskImpl& task, std::uint64_t name) const;
   void submit_load(const std::shared_ptr<TaskImpl>& task);
   void submit_dump(const std::shared_ptr<TaskImpl>& task);
   /// Returns the rows whose object is not open here; the caller finishes them.
@@ -143,7 +145,8 @@ class StoreCore final : public ReadSink,
   void queue_copy(Unit& unit);
   void unref_load(Unit& unit, Actions& actions) noexcept;
   [[nodiscard]] Unit* load_of(std::uint64_t cookie) noexcept;
-  [[nodiscard]] bool any_open(const Unit& unit) const noexcept;
+  [[nodiscard]] bool any_in(const Unit& unit, std::uint8_t state) const noexcept;
+  [[nodiscard]] bool any_open(const Unit& unit) const noexcept { return any_in(unit, kRowOpen); }
   /// Shards [begin, end) of `unit` have their outcome. Returns shards that were waited for as `how`.
   std::uint32_t settle(Unit& unit, std::uint32_t begin, std::uint32_t end, Io how, Outcome outcome);
   void copy_load(Unit& unit, Lock& lock);
@@ -167,6 +170,7 @@ class StoreCore final : public ReadSink,
   void dumps_lost(TaskImpl& task, Status why, Actions& actions) noexcept;
   void copy_dump(Unit& unit, Lock& lock);
   void mark_events() noexcept;
+  void watch_event(const std::shared_ptr<TaskImpl>& task);  // mu_ not held
   void give_up_queued(Actions& actions) noexcept;
   void retry_writes(Clock::time_point now, Actions& actions);
   void give_up_overdue(Clock::time_point now, Actions& actions);

@@ -149,21 +149,7 @@ void StoreCore::submit_dump(const std::shared_ptr<TaskImpl>& task) {
       if (!event_ready) event_tasks_.push_back(task);
     }
   }
-  if (!event_ready) {
-    // The timer thread looks at all waiting events when one calls back; without a call back it polls.
-    const bool calls_back = task->event->subscribe([self = weak_from_this()] {
-      if (const auto core = self.lock()) {
-        const std::lock_guard lock(core->mu_);
-        core->event_fired_ = true;
-        core->timer_cv_.notify_one();
-      }
-    });
-    if (!calls_back) {
-      const std::lock_guard lock(mu_);
-      ++polled_events_;
-      timer_cv_.notify_one();
-    }
-  }
+  if (!event_ready) watch_event(task);
   perform(actions);
 }
 
@@ -405,6 +391,13 @@ void StoreCore::mark_events() noexcept {
     if (!task->event->fired()) return task->done();  // given up
     for (Unit& unit : task->units) {
       unit.event_ready = true;
+      if (task->kind() == TaskKind::kLoad) {
+        if (unit.queued_copy && !unit.queue.linked) {
+          copy_loads_.push_back(&unit);
+          wake_copier();
+        }
+        continue;
+      }
       if (unit.object == nullptr || unit.object->state != State::kOpen || unit.queue.linked)
         continue;
       copy_dumps_.push_back(&unit);

@@ -13,6 +13,7 @@ constexpr std::size_t kCopyBatch = 16;  // rows between two flushes of the devic
 
 void StoreCore::submit_load(const std::shared_ptr<TaskImpl>& task) {
   Actions actions;
+  const bool event_ready = task->event == nullptr || task->event->fired();
   {
     Lock lock(mu_);
     if (closing_) throw ClosedError("the store was closed: open a new one");
@@ -22,6 +23,7 @@ void StoreCore::submit_load(const std::shared_ptr<TaskImpl>& task) {
     for (Unit& unit : task->units) {
       unit.task = task.get();
       unit.keep = task;
+      unit.event_ready = event_ready;
       if (queue.empty() && !prefetch && start_load(unit, actions) != Start::kNoRoom) continue;
       if (queue.size() < options.waiting_depth) {
         queue.push_back(&unit);
@@ -36,15 +38,17 @@ void StoreCore::submit_load(const std::shared_ptr<TaskImpl>& task) {
     if (!task->done()) {
       active_.push_back(task);
       arm(task->deadline());
+      if (!event_ready) event_tasks_.push_back(task);
     }
     if (prefetch) pump_locked(actions);
   }
+  if (!event_ready) watch_event(task);
   perform(actions);
 }
 
-bool StoreCore::any_open(const Unit& unit) const noexcept {
+bool StoreCore::any_in(const Unit& unit, std::uint8_t state) const noexcept {
   for (std::uint32_t pos = unit.begin; pos < unit.end; ++pos) {
-    if (unit.task->raw(unit.task->order[pos]) == kRowOpen) return true;
+    if (unit.task->raw(unit.task->order[pos]) == state) return true;
   }
   return false;
 }
@@ -135,6 +139,7 @@ void StoreCore::queue_copy(Unit& unit) {
   if (unit.queued_copy) return;
   unit.queued_copy = true;
   ++unit.refs;
+  if (!unit.event_ready) return;  // mark_events() goes on
   copy_loads_.push_back(&unit);
   wake_copier();
 }
@@ -243,6 +248,7 @@ void StoreCore::copy_load(Unit& unit, Lock& lock) {
   const auto started = Clock::now();
   std::array<std::uint32_t, kCopyBatch> batch;
   std::size_t copied = 0;
+  if (task->event != nullptr) device->order_after(*task->event);
   for (std::uint32_t pos = unit.begin; pos < unit.end;) {
     std::size_t n = 0;
     for (; pos < unit.end && n < batch.size(); ++pos) {
@@ -289,6 +295,10 @@ void StoreCore::loads_lost(TaskImpl& task, Actions& actions) noexcept {
     }
     // Shards that others fetch are no longer waited for; those we read stay quarantined.
     ++unit.refs;
+    if (unit.queued_copy && !unit.event_ready && !any_in(unit, kRowReady)) {  // no copy will come
+      unit.queued_copy = false;
+      --unit.refs;
+    }
     for (std::uint32_t pos = unit.begin; pos < unit.end; ++pos) {
       if (task.io[pos] != Io::kWaiting) continue;
       task.io[pos] = Io::kNone;

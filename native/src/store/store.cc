@@ -256,11 +256,12 @@ void Store::touch(std::span<const BlockId> ids) {
   core_->below->touch(ids);
 }
 
-std::shared_ptr<Task> Store::load(const Rows& rows) {
+std::shared_ptr<Task> Store::load(const Rows& rows, std::uint64_t event) {
   core_->check_usable();
   if (!core_->moves_data()) throw UnsupportedError("this store only looks up: it cannot load");
   check_rows(rows, core_->geometry);
   const auto task = core_->new_task(TaskKind::kLoad, rows.ids.size());
+  core_->set_event(*task, event);
   task->ids.assign(rows.ids.begin(), rows.ids.end());
   task->shards.assign(rows.shards.begin(), rows.shards.end());
   task->addresses.assign(rows.addresses.begin(), rows.addresses.end());
@@ -284,14 +285,7 @@ std::shared_ptr<Task> Store::dump(const Rows& rows, std::uint64_t event, CommitM
                                 "load); nothing was submitted");
   }
   const auto task = core_->new_task(TaskKind::kDump, rows.ids.size());
-  if (event != 0) {
-    task->event = core_->device->event(event);
-    if (task->event == nullptr) {
-      throw std::invalid_argument("store: event " + std::to_string(event) +
-                                  " is not known to device " + core_->device->name() +
-                                  "; nothing was submitted");
-    }
-  }
+  core_->set_event(*task, event);
   task->mode = mode;
   task->ids.assign(rows.ids.begin(), rows.ids.end());
   task->shards.assign(rows.shards.begin(), rows.shards.end());

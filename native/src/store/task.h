@@ -43,11 +43,12 @@ struct Unit {
   std::uint64_t cookie = 0;  ///< 0: holds no slot
   bool queued_copy = false;
 
+  bool event_ready = true;  ///< the prerequisite event has fired
+
   // dumps and commits
   DumpObject* object = nullptr;
   Link<Unit> of_object;
-  std::uint32_t scan = 0;   ///< next position of `order` a copier looks at
-  bool event_ready = true;  ///< the prerequisite event has fired
+  std::uint32_t scan = 0;  ///< next position of `order` a copier looks at
 };
 
 class TaskImpl final : public Task, public std::enable_shared_from_this<TaskImpl> {

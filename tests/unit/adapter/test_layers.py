@@ -55,6 +55,7 @@ class Store:
         self.bad = bad or {}
         self.calls: list[tuple[str, list[int], list[int], Any]] = []
         self.tasks: list[Task] = []
+        self.events: list[int] = []
         self.full = False
 
     def _submit(
@@ -72,7 +73,8 @@ class Store:
         self.tasks.append(Task(np.array([self.bad.get(r, Status.OK) for r in rows], np.uint8)))
         return self.tasks[-1]
 
-    def load(self, ids: np.ndarray, shards: np.ndarray, at: np.ndarray) -> Task:
+    def load(self, ids: np.ndarray, shards: np.ndarray, at: np.ndarray, *, event: int = 0) -> Task:
+        self.events.append(event)
         return self._submit("load", ids, shards, at, None)
 
     def dump(
@@ -127,6 +129,16 @@ def test_a_layer_waits_for_its_own_shard_and_looks_ahead() -> None:
     assert store.shards == [[i, i] for i in range(LAYERS)]
     assert not moved.missed
     assert list(moved.transfer.statuses()) == [Status.OK, Status.OK]
+
+
+def test_every_load_of_a_step_comes_after_what_was_queued_before_it() -> None:
+    store, units, event = Store(), _units(), object()
+    moved = RowTransfer(_row(units), _transfer(store, [7, 9]))
+    loads = LayerLoads(units, [moved], LookAhead(1), after=(42, event))
+    for key in KEYS:
+        loads.wait(key)
+    assert store.events == [42] * LAYERS
+    assert event in moved.transfer.kept, "it lives as long as the tasks"
 
 
 def test_repeated_calls_wait_once() -> None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 #: Device types whose memory is served; each is a device of the plugin host.
 SERVED = ("cpu", "cuda")
 
-#: Marks the end of what vLLM has queued so far: (name of the event for ``dump``, what must live until the
-#: dump is done). (0, None): nothing is queued, the bytes are there.
+#: Marks the end of what vLLM has queued so far: (name of the event for ``load`` or ``dump``, what must live
+#: until the task is done). (0, None): nothing is queued, the bytes are there.
 Mark = Callable[[], tuple[int, Any]]
 
 

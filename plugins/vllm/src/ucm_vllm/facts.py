@@ -7,6 +7,7 @@ worker, so that all of them derive the same coordinates. Nothing here opens a st
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,14 +57,15 @@ class Facts:
     """The layers of a model and where this deployment cuts them.
 
     ``kind_of``: per layer of the whole model its index in ``kinds``, None for a layer without KV of
-    its own. ``table_of``: per layer the KV cache group of vLLM, whose block table it uses. ``tables``:
-    number of those groups. ``stages`` holds the layer range ``[first, last)`` of every pipeline stage.
+    its own. ``tables``: per KV cache group of vLLM, each with a block table, the kind of its layers.
+    ``table_of``: layer -> group, as far as this process knows (of its own pipeline stage, at least).
+    ``stages`` holds the layer range ``[first, last)`` of every pipeline stage.
     """
 
     kinds: tuple[PageKind, ...]
     kind_of: tuple[int | None, ...]
-    table_of: tuple[int, ...]
-    tables: int
+    tables: tuple[int, ...]
+    table_of: Mapping[int, int]
     kv_cache_dtype: str
     physical_order: str
     stages: tuple[tuple[int, int], ...]
@@ -93,19 +95,13 @@ class Facts:
     def continues_anywhere(self) -> bool:
         """True when a request can go on after any of its valid blocks: nothing is windowed, and a
         block id says which tokens it holds. Else a failed load is a failed request's load."""
-        return self.tables == 1 and all(kind.window is None for kind in self.kinds)
+        return len(self.tables) == 1 and all(kind.window is None for kind in self.kinds)
 
 
 def read_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     """The facts, or :class:`UnsupportedError` naming every reason why this cannot be cached."""
     problems = deployment_problems(vllm_config)
     problems += group_problems(kv_cache_config, frozenset(KINDS))
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    if stages > 1 and len(kv_cache_config.kv_cache_groups) > 1:
-        problems.append(
-            f"pipeline_parallel_size={stages} with several KV cache groups: vLLM's scheduler does not "
-            "know which layers of later stages belong to which group; use tensor parallelism"
-        )
     if problems:
         raise UnsupportedError(
             "UCMConnector cannot serve this deployment:\n"
@@ -120,7 +116,16 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     layers = model.get_total_num_hidden_layers()
-    kinds, kind_of, table_of = _layers(vllm_config, kv_cache_config, layers)
+    groups = kv_cache_config.kv_cache_groups
+    declared = [_page_kind(vllm_config, layer_specs(g.kv_cache_spec)[0]) for g in groups]
+    kinds = tuple(dict.fromkeys(declared))
+    tables = tuple(kinds.index(kind) for kind in declared)
+    table_of = _tables(kv_cache_config, layers)
+    if len(groups) == 1:  # the names are those of one pipeline stage only, but all layers are alike
+        kind_of: tuple[int | None, ...] = (0,) * layers
+    else:
+        named = {layer: tables[table] for layer, table in table_of.items()}
+        kind_of = kinds_of_layers(model, kinds, named, layers, stages=pp)
     _check_replicas(kinds, kv_cache_config, tp)
     dtypes = sorted({kind.dtype for kind in kinds})
     if len(dtypes) > 1:
@@ -130,8 +135,8 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     return Facts(
         kinds=kinds,
         kind_of=kind_of,
+        tables=tables,
         table_of=table_of,
-        tables=len(kv_cache_config.kv_cache_groups),
         kv_cache_dtype=str(vllm_config.cache_config.cache_dtype),
         physical_order=str(kv_cache_config.kv_cache_layout or ""),
         stages=tuple(get_pp_indices(layers, rank, pp) for rank in range(pp)),
@@ -139,25 +144,13 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     )
 
 
-def _layers(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, layers: int
-) -> tuple[tuple[PageKind, ...], tuple[int | None, ...], tuple[int, ...]]:
-    """(kinds, kind of each layer, block table of each layer)."""
+def _tables(kv_cache_config: KVCacheConfig, layers: int) -> dict[int, int]:
+    """Layer -> group, of the layers that vLLM names to this process."""
     from vllm.model_executor.models.utils import extract_layer_index
 
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) == 1:
-        # The names are those of one pipeline stage only, but all layers are alike.
-        kind = _page_kind(vllm_config, layer_specs(groups[0].kv_cache_spec)[0])
-        return (kind,), (0,) * layers, (0,) * layers
-    kinds: list[PageKind] = []
-    kind_of: list[int | None] = [None] * layers
-    table_of = [0] * layers
+    found: dict[int, int] = {}
     names: dict[int, str] = {}
-    for table, group in enumerate(groups):
-        kind = _page_kind(vllm_config, layer_specs(group.kv_cache_spec)[0])
-        if kind not in kinds:
-            kinds.append(kind)
+    for table, group in enumerate(kv_cache_config.kv_cache_groups):
         for name in group.layer_names:
             index = extract_layer_index(name)
             if index >= layers or index in names:
@@ -167,8 +160,46 @@ def _layers(
                     "several caches of one layer are not supported yet"
                 )
             names[index] = name
-            kind_of[index], table_of[index] = kinds.index(kind), table
-    return tuple(kinds), tuple(kind_of), tuple(table_of)
+            found[index] = table
+    return found
+
+
+def kinds_of_layers(
+    model: Any,
+    kinds: Sequence[PageKind],
+    named: Mapping[int, int],
+    layers: int,
+    *,
+    stages: int,
+) -> tuple[int | None, ...]:
+    """Per layer its index in ``kinds``. ``named``: of the layers that vLLM names to this process.
+
+    With pipeline stages those are only some, and another set in each process: then the model's
+    configuration must say what each layer is, and agree with what vLLM made of it.
+    """
+    if stages == 1:
+        return tuple(named.get(layer) for layer in range(layers))
+    types = list(getattr(model.hf_text_config, "layer_types", None) or ())
+    meant = {
+        "full_attention": [i for i, kind in enumerate(kinds) if kind.window is None],
+        "sliding_attention": [i for i, kind in enumerate(kinds) if kind.window is not None],
+    }
+    unclear = sorted({t for t in types if len(meant.get(t, ())) != 1})
+    if len(types) != layers or unclear:
+        raise UnsupportedError(
+            f"{stages} pipeline stages and several KV cache groups: vLLM's scheduler knows the layers of "
+            f"one stage only, and layer_types of the model's configuration ({len(types)} of {layers} "
+            f"layers{f', unclear: {unclear}' if unclear else ''}) does not tell the others; use tensor "
+            "parallelism"
+        )
+    found = tuple(meant[t][0] for t in types)
+    wrong = sorted(layer for layer, kind in named.items() if found[layer] != kind)
+    if wrong:
+        raise UnsupportedError(
+            f"layers {wrong[:8]} are not what layer_types of the model's configuration says: vLLM gives "
+            f"them {kinds[named[wrong[0]]]}"
+        )
+    return found
 
 
 def _page_kind(vllm_config: VllmConfig, spec: AttentionSpec) -> PageKind:

@@ -65,7 +65,9 @@ def check_modes(modes: Modes, facts: Facts, vllm_config: VllmConfig) -> None:
     problems = []
     if modes.layered_loads and not facts.continues_anywhere:
         what = (
-            f"{facts.tables} KV cache groups" if facts.tables > 1 else "a sliding window everywhere"
+            f"{len(facts.tables)} KV cache groups"
+            if len(facts.tables) > 1
+            else "a sliding window everywhere"
         )
         problems.append(
             f"the model has {what}: loads layer by layer are synchronous, and vLLM has no way to hear of "

@@ -63,7 +63,8 @@ def _layer(facts: Facts, index: int, dtype: str) -> LayerSpec:
 class RowPlace:
     """One row in vLLM's pages. ``index``: its place among the rows, as messages name it.
 
-    ``tables``: vLLM's groups that hold its layers, ascending; ``column_of``: per layer, which of them.
+    ``tables``: vLLM's groups of its kind, ascending; ``column_of``: per layer of this process's stage,
+    which of them.
     """
 
     index: int
@@ -171,14 +172,18 @@ def _place(facts: Facts, keys: KeySpace, index: int, row: GroupSpec) -> RowPlace
     (number,) = numbers
     assert number is not None
     kind = facts.kinds[number]
-    tables = tuple(sorted({facts.table_of[layer] for layer in row.layers}))
+    tables = tuple(table for table, of in enumerate(facts.tables) if of == number)
     return RowPlace(
         index=index,
         row=row,
         kind=kind,
         grid=page_grid(kind, row.block_tokens),
         tables=tables,
-        column_of={layer: tables.index(facts.table_of[layer]) for layer in row.layers},
+        column_of={
+            layer: tables.index(facts.table_of[layer])
+            for layer in row.layers
+            if layer in facts.table_of
+        },
         # Tells the blocks of rows that end at one link apart in memories keyed by 64 bits.
         salt=int.from_bytes(keys.of(row.name)[0].seed[:8], "little"),
     )

@@ -120,7 +120,7 @@ def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
         f"  namespace {manifest.name}: stored blocks of {manifest.block_tokens} tokens "
         f"({format_size(block)} each), {manifest.head_slices} head slice(s)",
         f"  model: {', '.join(f'{row.name} ({len(row.layers)} layers)' for row in rows)}; vLLM blocks "
-        f"of {facts.alignment} tokens in {facts.tables} group(s), tp {facts.tp} pp {len(facts.stages)}",
+        f"of {facts.alignment} tokens in {len(facts.tables)} group(s), tp {facts.tp} pp {len(facts.stages)}",
         f"  weights identity: {deployment.weights_source}",
         f"  {deployment.modes.summary()}",
     ]

@@ -64,6 +64,11 @@ STORE_COUNTERS: dict[str, tuple[str, bool, dict[str, str]]] = {
         True,
         {"*.health_opened_total": ""},
     ),
+    "stage_recoveries": (
+        "Times it put one back; fewer than outages: a stage is out of service now.",
+        True,
+        {"*.health_closed_total": ""},
+    ),
     "stage_refused_objects": (
         "Objects that were misses or refused because their stage was out of service.",
         True,

@@ -63,6 +63,7 @@ class WorkerSide:
             by_pages=by_pages,
             units=units,
             look_ahead=LookAhead(modes.look_ahead),
+            mark=mark,
         )
         self.saves = WorkerSaves(
             self.lanes,

@@ -20,6 +20,7 @@ from ucm_core.adapter.transfer import reasons
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import Status
+from ucm_vllm.devices import Mark, nothing_queued
 from ucm_vllm.lanes import Lane, Part, to_load
 from ucm_vllm.messages import TransferOp
 from ucm_vllm.reports import Report, count_failures
@@ -44,7 +45,8 @@ class WorkerLoads:
 
     ``by_pages``: vLLM keeps what arrived of a failed load and goes on from the first block that did
     not. ``units``: needed for loads layer by layer. ``limit_s``: age at which a load that never ended
-    is fenced.
+    is fenced. ``mark``: nothing is written before what vLLM had queued at the submission; with several
+    steps in flight one of them may still use pages that were given to another request since.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class WorkerLoads:
         by_pages: bool = True,
         units: UnitMap | None = None,
         look_ahead: LookAhead | None = None,
+        mark: Mark = nothing_queued,
     ) -> None:
         self._lanes = lanes
+        self._mark = mark
         self._report = report
         self._stats = stats
         self._limit_s = limit_s
@@ -76,10 +80,13 @@ class WorkerLoads:
 
     def start(self, ops: Sequence[TransferOp]) -> None:
         """Submit one task per request and coordinate. Returns at once."""
+        if not ops:
+            return
+        after = self._mark()
         for op in ops:
             load = self._load(op)
             for part in load.parts:
-                part.transfer.load(range(part.transfer.shards))
+                part.transfer.load(range(part.transfer.shards), after)
             self._open[op.op_id] = load
 
     def _load(self, op: TransferOp) -> _Load:
@@ -117,7 +124,7 @@ class WorkerLoads:
         assert self._units is not None, "loads layer by layer need the unit map"
         self._in_step = [self._load(op) for op in ops]
         moved = [one for load in self._in_step for one in load.by_layer]
-        self._pipeline = LayerLoads(self._units, moved, self._look_ahead)
+        self._pipeline = LayerLoads(self._units, moved, self._look_ahead, self._mark())
 
     def wait_for_layer(self, layer: LayerKey) -> None:
         """Until what the layer reads is there, or has failed; bounded by the store's deadline."""

@@ -61,8 +61,10 @@ def test_a_long_prompt_in_chunks(model: str, engines: EnginePool, kv_dir: Path) 
     plain = answers(engines.run(job).require_ok())
     job.connector = ucm(kv_dir)
     job.scenario = "engine_scenarios:leftovers"
+    job.rounds[0].before = "engine_scenarios:make_dumps_slow"  # copies outlive the step
     first = engines.run(job).require_ok()
     assert first.extra["all_blocks_free"]
+    assert first.prometheus["ucm:ucm_preempt_wait_seconds_total"] > 0, "no window was waited for"
     assert len(objects(kv_dir)) == 2 * (900 // BLOCK)
     # Another tail: the hit ends inside the first prompt, at a boundary that no chunk ended at.
     job.rounds = [Round([long], max_tokens=ANSWER), Round([[*long[:400], 5]], max_tokens=1)]
@@ -138,3 +140,23 @@ def test_every_file_of_one_group_is_corrupt(
     assert not any(result.extra["scheduler"].values())
     assert not any(result.extra["worker"].values())
     assert result.extra["all_blocks_free"]
+
+
+@pytest.mark.long
+def test_two_pipeline_stages_hold_half_of_each_group(
+    engines: EnginePool, kv_dir: Path, truth: Callable[[str], Truth]
+) -> None:
+    job = EngineJob(checkpoint("gemma3"), [Round(CORPUS[:1], max_tokens=ANSWER)])
+    job.engine = {
+        "pipeline_parallel_size": 2,
+        "enable_prefix_caching": False,
+        "enforce_eager": False,
+        "compilation_config": {"mode": 2, "backend": "eager"},
+    }
+    job.env, job.timeout_s = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}, 180.0
+    job.connector = ucm(kv_dir)
+    for hit in (0, PREFIX):
+        result = engines.run(job).require_ok()
+        assert answers(result) == truth("gemma3").cold[:1]
+        assert result.external_hits() == hit
+        assert len(objects(kv_dir)) == 4 * PREFIX // BLOCK, "two stages of two store groups"

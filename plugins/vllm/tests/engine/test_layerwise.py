@@ -36,7 +36,8 @@ def _layerwise(directory: Path, choice: Any = True, **options: Any) -> dict[str,
 def test_second_process_loads_and_saves_layer_by_layer(
     engines: EnginePool, saved: Callable[[str], Saved], truth: Callable[[str], Truth], kv_dir: Path
 ) -> None:
-    job = corpus_job(connector=_layerwise(kv_dir))
+    store = {"store_pipeline": "Cache|Posix", "cache_buffer_capacity_gb": "128 MiB"}
+    job = corpus_job(connector=_layerwise(kv_dir, store=store))
     job.scenario = "engine_scenarios:leftovers"
     first = engines.run(job).require_ok()
     assert answers(first) == truth("qwen3").cold
@@ -100,32 +101,30 @@ def test_a_corrupt_block_is_recomputed_and_what_was_computed_on_it_is_not_kept(
     assert third.prometheus.get(LOAD_FAILED, 0) == 0
 
 
-def _two_ranks(directory: Path, tokens: list[int], choice: Any = True) -> EngineJob:
-    job = EngineJob(checkpoint("qwen3"), [Round([tokens], max_tokens=ANSWER)])
-    job.engine, job.env, job.timeout_s = dict(TP2), dict(ONE_CORE_EACH), 180.0
-    job.connector = _layerwise(directory, choice)
-    return job
-
-
 def test_two_ranks_and_only_the_second_ones_file_is_corrupt(
     engines: EnginePool, kv_dir: Path
 ) -> None:
-    """What both ranks computed on it is dropped on both: a third process gets right tokens."""
-    longer = SHARED + prompt(92, 200)
-    plain = EngineJob(checkpoint("qwen3"), [Round([longer], max_tokens=ANSWER)])
-    wanted = answers(engines.run(plain).require_ok())
-    engines.run(_two_ranks(kv_dir, [*SHARED, 5])).require_ok()
-    assert len(objects(kv_dir)) == 2 * PREFIX // BLOCK
-    # Keys are the same with one rank: a process of one rank finds the files of the second slice.
-    find = corpus_job(connector=ucm(kv_dir, head_slices=2, namespace="default-h2"), rounds=[])
-    find.scenario = "engine_scenarios:damage_second_slice"
-    find.scenario_args = {"root": str(kv_dir), "tokens": SHARED, "block": 3}
-    engines.run(find).require_ok()
+    """What both ranks computed on it is dropped on both: a third process gets right tokens.
 
-    hurt = engines.run(_two_ranks(kv_dir, longer)).require_ok()
+    Two slices of heads are the same files for one rank as for two, so only the middle process needs two.
+    """
+    longer = SHARED + prompt(92, 200)
+    alone = EngineJob(checkpoint("qwen3"), [Round([longer], max_tokens=ANSWER)])
+    wanted = answers(engines.run(alone).require_ok())
+    both = {"namespace": "both", "head_slices": 2}
+    first = corpus_job(connector=ucm(kv_dir, **both), rounds=one_by_one([[*SHARED, 5]]))
+    first.scenario = "engine_scenarios:damage_second_slice"
+    first.scenario_args = {"root": str(kv_dir), "tokens": SHARED, "block": 3}
+    engines.run(first).require_ok()
+    assert len(objects(kv_dir)) == 2 * PREFIX // BLOCK
+
+    job = EngineJob(checkpoint("qwen3"), [Round([longer], max_tokens=ANSWER)], timeout_s=180.0)
+    job.engine, job.env = dict(TP2), dict(ONE_CORE_EACH)
+    job.connector = _layerwise(kv_dir, **both)
+    hurt = engines.run(job).require_ok()
     assert answers(hurt) == wanted
     assert hurt.prometheus[LOAD_FAILED] == 1
-    third = engines.run(_two_ranks(kv_dir, longer, False)).require_ok()
-    assert answers(third) == wanted
+    third = engines.run(corpus_job(connector=ucm(kv_dir, **both), rounds=one_by_one([longer])))
+    assert answers(third.require_ok()) == wanted
     assert third.external_hits() == len(longer) // BLOCK * BLOCK
     assert third.prometheus.get(LOAD_FAILED, 0) == 0

@@ -186,7 +186,7 @@ class MemoryStore:
                 task.finish()
         return task
 
-    def load(self, ids, shards, addresses) -> MemoryTask:  # type: ignore[no-untyped-def]
+    def load(self, ids, shards, addresses, *, event=0) -> MemoryTask:  # type: ignore[no-untyped-def]
         return self._submit("load", ids, shards, addresses)
 
     def dump(self, ids, shards, addresses, *, event=0, commit=CommitMode.AUTO) -> MemoryTask:  # type: ignore[no-untyped-def]

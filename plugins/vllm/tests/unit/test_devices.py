@@ -113,20 +113,34 @@ class Rig:
         news = self.worker.build_connector_worker_meta()
         assert not (news and (getattr(news, "failed", None) or getattr(news, "bad", None)))
 
+    def remark(self) -> None:
+        """Take up a mark that was patched in after the pages were registered."""
+        device = self.worker._deployment.device
+        self.worker._work.loads._mark = device.mark(event_sync=True)
+
+    def save(self) -> None:
+        """Pages 1 and 2."""
+        self.step(UcmMetadata(saves=[_operation(1, [1, 2])]))
+
+    def load(self) -> None:
+        """Into pages 4 and 5."""
+        self.step(UcmMetadata(loads=[_operation(2, [4, 5])]))
+
     def save_then_load(self, cuda: StubCuda) -> torch.Tensor:
-        """Pages 1 and 2 are written late by the engine and saved; pages 4 and 5 as they were loaded."""
+        """All pages are written late by the engine and saved; pages 4 and 5 as they were loaded."""
         cuda.fill(self.memory.data_ptr(), self.memory.nbytes, 0x40)
-        links = np.full((1, 32), 9, np.uint8)
-        blocks = np.zeros(1, np.int64)
-        here = RowBlocks(0, links, blocks, np.array([[[1, 2]]], np.int32))
-        there = RowBlocks(0, links, blocks, np.array([[[4, 5]]], np.int32))
-        tokens = 2 * ENGINE_BLOCK
-        self.step(UcmMetadata(saves=[TransferOp(1, "a", (here,), 0, tokens)]))
+        self.save()
         time.sleep(0.5)  # whatever the engine queued is over
         self.memory[:, 4:6] = -1.0
-        self.step(UcmMetadata(loads=[TransferOp(2, "b", (there,), 0, tokens)]))
+        self.load()
         self.worker.shutdown()
         return self.memory[:, 4:6]
+
+
+def _operation(op_id: int, pages: list[int]) -> TransferOp:
+    links, blocks = np.full((1, 32), 9, np.uint8), np.zeros(1, np.int64)
+    row = RowBlocks(0, links, blocks, np.array([[pages]], np.int32))
+    return TransferOp(op_id, "r", (row,), 0, len(pages) * ENGINE_BLOCK)
 
 
 WRITTEN = torch.frombuffer(bytearray([0x40] * 4), dtype=torch.float32)
@@ -144,6 +158,25 @@ def test_negative_control_without_the_event_old_bytes_are_saved(
 ) -> None:
     monkeypatch.setattr(KvDevice, "_mark_cuda", lambda _self: nothing_queued())
     assert (Rig(tmp_path).save_then_load(cuda) == 1.0).all()
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_load_waits_for_kernels_that_may_still_use_its_pages(
+    tmp_path: Path, cuda: StubCuda, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """With several steps in flight one of them may write into pages that were given away since."""
+    monkeypatch.setattr(KvDevice, "_mark_cuda", lambda _self: nothing_queued())
+    rig = Rig(tmp_path)
+    rig.save()
+    if marked:
+        monkeypatch.setattr(KvDevice, "_mark_cuda", lambda _self: cuda.mark())
+        rig.remark()
+    cuda.fill(rig.memory.data_ptr(), rig.memory.nbytes, 0x40)
+    rig.load()
+    time.sleep(0.5)
+    rig.worker.shutdown()
+    kept = bool((rig.memory[:, 4:6] == 1.0).all())
+    assert kept is marked, "without the event the loaded bytes are overwritten: the control"
 
 
 def test_without_event_sync_the_whole_device_is_waited_for(

@@ -8,14 +8,18 @@ window still reads, in every layer, before each step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vllm.model_executor.models.utils import extract_layer_index
 
 from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.errors import UnsupportedError
+from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.store.contract import Status
-from ucm_vllm.facts import read_facts
+from ucm_vllm.facts import Facts, read_facts
+from ucm_vllm.placement import Placement
 
 Build = Callable[..., ScriptedEngine]
 #: Two sliding layers for a full one, as vLLM's three groups of two layers.
@@ -300,8 +304,47 @@ def test_a_window_alone_starts_over_too(tmp_path: Path) -> None:
         one.close()
 
 
-def test_several_groups_over_pipeline_stages_are_refused(engine: Build) -> None:
-    e = engine()
+def _staged(e: ScriptedEngine, stage: range, types: list[str] | None) -> Facts:
+    """The facts of one of two pipeline stages, whose process sees its own layers only."""
     e.config.parallel_config.pipeline_parallel_size = 2
-    with pytest.raises(UnsupportedError, match="pipeline_parallel_size=2 with several"):
-        read_facts(e.config, e.kv)
+    e.config.model_config.hf_text_config.layer_types = types
+    groups = [
+        replace(g, layer_names=[n for n in g.layer_names if extract_layer_index(n) in stage])
+        for g in e.kv.kv_cache_groups
+    ]
+    return read_facts(e.config, replace(e.kv, kv_cache_groups=groups))
+
+
+TYPES = ["full_attention" if window is None else "sliding_attention" for window in MIXED]
+
+
+def test_every_pipeline_stage_sees_the_same_rows(engine: Build) -> None:
+    """Each process is told the layers of its own stage; the model's configuration tells the others."""
+    e = engine()
+    first, second = (_staged(e, stage, TYPES) for stage in (range(3), range(3, 6)))
+    assert first.kind_of == second.kind_of
+    assert first.tables == second.tables
+    assert sorted(first.table_of) == [0, 1, 2]
+    assert sorted(second.table_of) == [3, 4, 5]
+    identity = ModelIdentity(weights="id:x", kv_dtype="fp32")
+    manifest = Manifest("n", 64, 1)
+    a, b = (Placement.build(facts, identity, manifest, "fp32") for facts in (first, second))
+    assert [place.tables for place in a.rows] == [place.tables for place in b.rows]
+    layers = [[at.coordinate.layers for at in p.of_rank(s, 0)] for s, p in enumerate((a, b))]
+    assert layers == [[(0, 1), (2,)], [(3, 4), (5,)]]
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        (None, "0 of 6 layers"),
+        (TYPES[:5], "5 of 6 layers"),
+        ([*TYPES[:5], "chunked_attention"], "chunked_attention"),
+        (TYPES[::-1], "not what layer_types"),
+    ],
+)
+def test_pipeline_stages_that_cannot_be_told_are_refused(
+    engine: Build, types: list[str] | None, words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        _staged(engine(), range(3), types)

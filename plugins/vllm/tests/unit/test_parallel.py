@@ -48,8 +48,8 @@ def _facts(
     return Facts(
         kinds=(replace(kind, **changes),),
         kind_of=(0,) * LAYERS,
-        table_of=(0,) * LAYERS,
-        tables=1,
+        tables=(0,),
+        table_of=dict.fromkeys(range(LAYERS), 0),
         kv_cache_dtype="auto",
         physical_order=order,
         stages=stages,
