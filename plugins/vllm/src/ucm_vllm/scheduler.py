@@ -6,10 +6,11 @@ work per block happens once per stored block and is vectorised.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,6 +238,8 @@ class SchedulerSide:
         if not external or plan is None:
             self.tracker.allocated(request_id, load=False)
             return
+        if external < plan.external and not self._starts_over:
+            plan = record.answer = _cut(plan, external, self._rows)
         if external != plan.external or not self._begin_load(request_id):
             raise AssertionError(
                 f"a load of {plan.external} tokens was promised for {request_id}; vLLM wants {external}, "
@@ -473,6 +476,16 @@ class SchedulerSide:
     def close(self) -> None:
         self._lookups.close()
         self._records.clear()
+
+
+def _cut(plan: HitPlan, external: int, rows: Sequence[RowPlace]) -> HitPlan:
+    """A shorter hit, as 0.33 may take of the one it was offered; for rows that need the whole prefix."""
+    end = plan.local + external
+    load = {}
+    for place in rows:
+        start, stop = plan.load[place.row.name]
+        load[place.row.name] = (start, min(stop, -(-end // place.row.block_tokens)))
+    return dataclasses.replace(plan, p_star=end, load=load)
 
 
 def _array(said: Present) -> npt.NDArray[np.bool_]:

@@ -95,6 +95,24 @@ def test_a_reset_between_promise_and_blocks_loads_nothing_stale(engine, world: W
     assert e.pending() == {}
 
 
+def test_a_hit_that_vllm_takes_only_in_part(engine, world: World, monkeypatch) -> None:
+    """0.33 may cut what it was offered: exactly that much is loaded, and counted."""
+    tokens = prompt(6, 300)
+    wanted = engine().generate("seed", tokens)
+    e = engine()
+    match = e.connector.get_num_new_matched_tokens
+
+    def cut(request: Any, local: int) -> tuple[int | None, bool]:
+        offered, later = match(request, local)
+        return (None if offered is None else min(offered, 96)), later
+
+    monkeypatch.setattr(e.connector, "get_num_new_matched_tokens", cut)
+    assert e.generate("a", tokens) == wanted
+    assert e.counted["hit_tokens"] == 96
+    assert e.counted["load_blocks"] == 2
+    assert e.pending() == {}
+
+
 def _exported(per_engine: dict[int, list[object]]) -> tuple[UcmPromMetrics, CollectorRegistry]:
     registry = CollectorRegistry()
     kinds: Any = {
