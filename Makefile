@@ -10,7 +10,6 @@ PYTHON ?= python3
 JOBS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin

