@@ -18,6 +18,7 @@
 #include "cache/process.h"
 #include "cache/registry.h"
 #include "cache/watch.h"
+#include "memory/huge.h"
 #include "memory/populate.h"
 
 namespace ucm::cache {
@@ -184,13 +185,16 @@ void Segment::create(const CacheOptions& options, const Geometry& geometry) {
   const int rc = ::posix_fallocate(fd_, 0, static_cast<off_t>(plan.data_offset));
   if (rc != 0) refuse(std::string("posix_fallocate: ") + std::strerror(rc));
   map_control(plan.data_offset);
-  void* const data = ::mmap(nullptr, plan.segment_bytes - plan.data_offset, PROT_READ | PROT_WRITE,
-                            MAP_SHARED, fd_, static_cast<off_t>(plan.data_offset));
+  const std::uint64_t data_bytes = plan.segment_bytes - plan.data_offset;
+  const auto data_at = static_cast<off_t>(plan.data_offset);
+  if (::ftruncate(fd_, static_cast<off_t>(plan.segment_bytes)) != 0)
+    fail("size of " + path_, errno);
+  void* const data = memory::map_shared_aligned(fd_, data_at, data_bytes);
   if (data == MAP_FAILED) fail("mmap of " + path_, errno);
-  advise_placement(data, plan.segment_bytes - plan.data_offset);
-  const int grown = ::posix_fallocate(fd_, static_cast<off_t>(plan.data_offset),
-                                      static_cast<off_t>(plan.segment_bytes - plan.data_offset));
-  ::munmap(data, plan.segment_bytes - plan.data_offset);
+  advise_placement(data, data_bytes);
+  (void)memory::back_with_huge_pages(fd_, data_at, data, data_bytes, options.touch_threads);
+  const int grown = ::posix_fallocate(fd_, data_at, static_cast<off_t>(data_bytes));
+  ::munmap(data, data_bytes);
   if (grown != 0) {
     (void)::ftruncate(fd_, 0);
     refuse(std::string("posix_fallocate: ") + std::strerror(grown));
@@ -259,8 +263,7 @@ void Segment::map_control(std::uint64_t bytes) {
 
 void Segment::map_data(const CacheOptions& options) {
   const std::uint64_t bytes = header_->segment_bytes - header_->data_offset;
-  void* const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
-                         static_cast<off_t>(header_->data_offset));
+  void* const p = memory::map_shared_aligned(fd_, static_cast<off_t>(header_->data_offset), bytes);
   if (p == MAP_FAILED) fail("mmap of " + path_, errno);
   data_ = static_cast<std::byte*>(p);
   (void)::madvise(p, bytes, MADV_DONTFORK);

@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::size_t kProbeEvery = 64;  // ids between looks at the clock
 constexpr auto kSlowPerId = std::chrono::microseconds(25);
+/// What a local file system is asked by the caller alone; the rest of a longer batch is spread over
+/// the cores, because an absent name costs the kernel several microseconds.
+constexpr std::size_t kAlone = 1024;
 
 /// One root as one batch sees it: the directory handle is fetched once.
 class RootView {
@@ -102,12 +105,13 @@ void work_on(Core& core, Root& root, LookupJob& job) {
 
 }  // namespace
 
-bool LookupHelpers::submit(const std::shared_ptr<LookupJob>& job) noexcept {
+bool LookupHelpers::submit(const std::shared_ptr<LookupJob>& job, std::size_t threads) noexcept {
   try {
     std::scoped_lock lock(mutex_);
     if (stopping_) return false;
     const std::size_t chunks = (job->ids.size() + kChunk - 1) / kChunk;
-    while (threads_.size() < std::min(kThreads, chunks)) {
+    const std::size_t wanted = std::min({threads, kThreads, chunks});
+    while (threads_.size() < wanted) {
       auto entry = std::make_unique<Thread>();
       entry->thread = std::thread([this, keep = core_.lock(), ended = &entry->ended] {
         if (keep) run(*keep);
@@ -115,7 +119,7 @@ bool LookupHelpers::submit(const std::shared_ptr<LookupJob>& job) noexcept {
       });
       threads_.push_back(std::move(entry));
     }
-    for (std::size_t i = 0; i < std::min(kThreads, chunks); ++i) jobs_.push_back(job);
+    for (std::size_t i = 0; i < wanted; ++i) jobs_.push_back(job);
   } catch (...) {
     return false;
   }
@@ -151,7 +155,9 @@ bool LookupHelpers::stop(Deadline deadline) noexcept {
   return all;
 }
 
-Lookup::Lookup(std::shared_ptr<Core> core) : core_(std::move(core)) {
+Lookup::Lookup(std::shared_ptr<Core> core)
+    : core_(std::move(core)),
+      cores_(std::max<std::size_t>(1, std::thread::hardware_concurrency())) {
   for (std::size_t i = 0; i < core_->roots.size(); ++i) {
     all_local_ = all_local_ && core_->roots[i]->local();
     helpers_.push_back(std::make_unique<LookupHelpers>(core_, i));
@@ -166,9 +172,14 @@ void Lookup::run(std::span<const BlockId> ids, std::span<std::uint8_t> present,
   try {
     std::size_t done = 0;
     bool missed = false;
-    if (all_local_) done = in_place(ids, present, stop_at_first_miss, missed);
+    std::size_t threads = LookupHelpers::kThreads;
+    if (all_local_) {
+      const std::size_t alone = cores_ == 1 ? ids.size() : std::min(kAlone, ids.size());
+      done = in_place(ids.first(alone), present.first(alone), stop_at_first_miss, missed);
+      if (done == alone) threads = cores_;  // quick: the work is the processor's, not the medium's
+    }
     if (done < ids.size() && !missed) {
-      with_helpers(ids.subspan(done), present.subspan(done), stop_at_first_miss);
+      with_helpers(ids.subspan(done), present.subspan(done), stop_at_first_miss, threads);
     }
   } catch (...) {
     // No memory: what was not asked stays absent, which is always safe.
@@ -200,7 +211,7 @@ std::size_t Lookup::in_place(std::span<const BlockId> ids, std::span<std::uint8_
 }
 
 void Lookup::with_helpers(std::span<const BlockId> ids, std::span<std::uint8_t> present,
-                          bool stop_at_first_miss) {
+                          bool stop_at_first_miss, std::size_t threads) {
   const std::size_t roots = core_->roots.size();
   std::vector<std::shared_ptr<LookupJob>> jobs(roots);
   std::vector<std::vector<std::uint32_t>> rows(roots);
@@ -216,7 +227,7 @@ void Lookup::with_helpers(std::span<const BlockId> ids, std::span<std::uint8_t> 
     if (!jobs[r]) continue;
     jobs[r]->present.assign(jobs[r]->ids.size(), 0);
     jobs[r]->stop_at_first_miss = stop_at_first_miss;
-    if (!helpers_[r]->submit(jobs[r])) jobs[r].reset();
+    if (!helpers_[r]->submit(jobs[r], threads)) jobs[r].reset();
   }
   for (std::size_t r = 0; r < roots; ++r) {
     if (!jobs[r]) continue;

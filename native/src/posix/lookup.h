@@ -33,8 +33,8 @@ class LookupHelpers {
   static constexpr std::size_t kChunk = 16;
 
   LookupHelpers(std::weak_ptr<Core> core, std::size_t root) : core_(std::move(core)), root_(root) {}
-  /// False when the helpers are stopped or cannot start.
-  bool submit(const std::shared_ptr<LookupJob>& job) noexcept;
+  /// Puts `threads` of them (at most kThreads) to work. False when they are stopped or cannot start.
+  bool submit(const std::shared_ptr<LookupJob>& job, std::size_t threads) noexcept;
   bool stop(Deadline deadline) noexcept;
 
  private:
@@ -65,10 +65,11 @@ class Lookup {
   std::size_t in_place(std::span<const BlockId> ids, std::span<std::uint8_t> present,
                        bool stop_at_first_miss, bool& missed);
   void with_helpers(std::span<const BlockId> ids, std::span<std::uint8_t> present,
-                    bool stop_at_first_miss);
+                    bool stop_at_first_miss, std::size_t threads);
 
   std::shared_ptr<Core> core_;
   bool all_local_ = true;
+  const std::size_t cores_;
   std::vector<std::unique_ptr<LookupHelpers>> helpers_;  // one per root
 };
 
