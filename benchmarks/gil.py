@@ -60,7 +60,7 @@ class _Counter:
 
 
 def run(report: Report, scratch: Path, rounds: int) -> None:
-    """Case B45: at least 0.7 of its solo rate. Leaves nothing below ``scratch``."""
+    """Case B45: at least 0.7 of its solo rate."""
     known = PluginHost().load().pipelines
     rows = []
     for pipeline, where in PIPELINES.items():

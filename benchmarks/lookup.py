@@ -27,7 +27,7 @@ FEW, MANY = 16, 4096
 
 
 def run(report: Report, limits: Limits, scratch: Path, rounds: int) -> None:
-    """Needs the pipeline Posix; leaves nothing below ``scratch``."""
+    """Needs the pipeline Posix."""
     if "Posix" not in PluginHost().load().pipelines:
         report.skip("lookup", "the pipeline Posix is not installed")
         return

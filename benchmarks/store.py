@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +28,7 @@ COLUMNS = ("what", "GB/s", "CPU-s/GB", "throughput / limit", "CPU / limit", "spr
 
 
 def run(report: Report, limits: Limits, scratch: Path, rounds: int) -> None:
-    """All shapes; leaves nothing below ``scratch``."""
+    """All shapes. What is written below ``scratch`` stays until the caller removes it."""
     known = PluginHost().load().pipelines
     for shape in SHAPES:
         work = Workload(shape)
@@ -105,7 +104,7 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
         "count": shape.objects,
         "depth": depth(shape),
     }
-    ours, raw_dir = scratch / f"ours-{shape.name}", scratch / "raw"
+    ours, raw_dir = scratch / f"ours-{shape.name}", scratch / f"raw-{shape.name}"
     raw_dir.mkdir(exist_ok=True)
     with (
         open_pipeline("Posix", shape, ours) as store,
@@ -134,8 +133,6 @@ def disk(report: Report, limits: Limits, scratch: Path, work: Workload, rounds: 
             },
             rounds=rounds,
         )
-    shutil.rmtree(raw_dir)
-    shutil.rmtree(ours)
     read, write = series["raw read"], series["raw write"]
     rows = [
         row("UCM cold load (Posix)", series["cold load"], read),

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "memory/huge.h"
 #include "meter.h"
 #include "ucm/copy.h"
 
@@ -23,16 +24,20 @@ namespace {
 class Pages {
  public:
   Pages(std::size_t bytes, bool shared) : bytes_(bytes) {
-    int fd = -1;
+    // Huge pages on both sides, as the store's segment and an engine's large tensors have them.
+    void* at = MAP_FAILED;
     if (shared) {
-      fd = memfd_create("ucm-limits", MFD_CLOEXEC);
+      const int fd = memfd_create("ucm-limits", MFD_CLOEXEC);
       if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
         throw std::runtime_error("memfd_create failed");
       }
+      at = memory::map_shared_aligned(fd, 0, bytes);
+      if (at != MAP_FAILED) (void)memory::back_with_huge_pages(fd, 0, at, bytes, 1);
+      close(fd);
+    } else {
+      at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (at != MAP_FAILED) (void)madvise(at, bytes, MADV_HUGEPAGE);
     }
-    void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                    shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
-    if (fd >= 0) close(fd);
     if (at == MAP_FAILED) throw std::runtime_error("mmap failed");
     data_ = static_cast<std::byte*>(at);
     // Different bytes in every page: a host that merges equal pages must not help.
