@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
@@ -69,6 +70,41 @@ def test_equal_words_of_other_links_do_not_match() -> None:
     directory.add(16, link[:8] + bytes(24))
     directory.add(32, link)  # the right link at another position
     assert directory.positions(c).tolist() == []
+
+
+def test_against_a_dict_of_entries() -> None:
+    """Random adds, discards and look-ups of chains that share prefixes; least recently used leaves."""
+    rng = random.Random(4)
+    directory = CheckpointDirectory(row(), GRAIN, capacity=12)
+    chains = [chain(range(160)), chain(range(1, 161))]
+    for cut in (48, 96):
+        made = ContentChain(GRAIN)
+        made.extend(np.array([*range(cut), *range(500, 660 - cut)], np.uint32))
+        chains.append(made)
+    model: dict[tuple[int, bytes], None] = {}
+    for _ in range(3000):
+        c = rng.choice(chains)
+        position = GRAIN * rng.randint(1, 10)
+        key = (position, c.links[position // GRAIN - 1].tobytes())
+        action = rng.random()
+        if action < 0.4:
+            if key not in model and len(model) == 12:
+                del model[next(iter(model))]
+            model.pop(key, None)
+            model[key] = None
+            directory.add(*key)
+        elif action < 0.6:
+            model.pop(key, None)
+            directory.discard(*key)
+        else:
+            known = [(GRAIN * (i + 1), c.links[i].tobytes()) for i in range(len(c.links))]
+            found = [k for k in known if k in model]
+            for k in found:
+                del model[k]
+                model[k] = None
+            assert directory.positions(c).tolist() == [p for p, _ in found]
+        assert len(directory) == len(model)
+    assert directory.forgotten > 50
 
 
 def test_positions_off_the_grain_are_refused() -> None:

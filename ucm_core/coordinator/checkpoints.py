@@ -25,7 +25,8 @@ class CheckpointDirectory:
 
     Holds at most ``capacity`` entries; the least recently used leaves first and is counted in
     ``forgotten`` (the snapshot itself stays in the store). Membership of a whole chain is one
-    vectorised search over 64-bit words of the links, then a full comparison of the few that match.
+    vectorised search over 64-bit words of the links, then a full comparison of the few that match; an
+    entry that comes or goes moves the sorted words by one place.
     """
 
     def __init__(self, row: GroupSpec, grain: int, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -33,15 +34,14 @@ class CheckpointDirectory:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.row = row
         self.grain = grain
+        self.capacity = capacity
         self.forgotten = 0
         self._lock = threading.Lock()
-        self._slots: OrderedDict[tuple[int, bytes], int] = OrderedDict()
-        self._words: npt.NDArray[np.uint64] = np.zeros(capacity, np.uint64)
-        self._free = list(range(capacity - 1, -1, -1))
-        self._sorted: npt.NDArray[np.uint64] | None = np.empty(0, np.uint64)
+        self._entries: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._words: npt.NDArray[np.uint64] = np.empty(0, np.uint64)  # ascending, one an entry
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._entries)
 
     def add(self, position: int, link: bytes) -> None:
         """A snapshot at ``position`` of the prefix that ends in ``link`` (32 bytes) is stored.
@@ -51,30 +51,29 @@ class CheckpointDirectory:
         if position <= 0 or position % self.grain:
             raise ValueError(f"position {position} is not on the grain of {self.grain} tokens")
         with self._lock:
-            if (position, link) in self._slots:
-                self._slots.move_to_end((position, link))
+            if (position, link) in self._entries:
+                self._entries.move_to_end((position, link))
                 return
-            if not self._free:
-                self._free.append(self._slots.popitem(last=False)[1])
+            if len(self._entries) >= self.capacity:
+                (_, gone), _ = self._entries.popitem(last=False)
+                self._forget(gone)
                 self.forgotten += 1
-            slot = self._free.pop()
-            self._slots[position, link] = slot
-            self._words[slot] = int.from_bytes(link[:8], "little")
-            self._sorted = None
+            self._entries[position, link] = None
+            word = _word(link)
+            self._words = np.insert(self._words, np.searchsorted(self._words, word), word)
 
     def discard(self, position: int, link: bytes) -> None:
         """A get missed: the snapshot is gone. Unknown entries are fine."""
         with self._lock:
-            slot = self._slots.pop((position, link), None)
-            if slot is not None:
-                self._free.append(slot)
-                self._sorted = None
+            if (position, link) in self._entries:
+                del self._entries[position, link]
+                self._forget(link)
 
     def positions(self, chain: ContentChain) -> Positions:
         """Ascending positions known for this very prefix; marks them as used."""
         links = chain.links
         with self._lock:
-            known = self._index()
+            known = self._words
             if not len(known) or not len(links):
                 return np.empty(0, np.int64)
             words = np.ascontiguousarray(links[:, :8]).view("<u8")[:, 0]
@@ -82,13 +81,15 @@ class CheckpointDirectory:
             found = []
             for i in np.flatnonzero(known[at] == words):
                 key = ((int(i) + 1) * self.grain, links[i].tobytes())
-                if key in self._slots:
-                    self._slots.move_to_end(key)
+                if key in self._entries:
+                    self._entries.move_to_end(key)
                     found.append(key[0])
         return np.array(found, np.int64)
 
-    def _index(self) -> npt.NDArray[np.uint64]:
-        if self._sorted is None:
-            used = np.fromiter(self._slots.values(), np.int64, len(self._slots))
-            self._sorted = np.sort(self._words[used])
-        return self._sorted
+    def _forget(self, link: bytes) -> None:
+        self._words = np.delete(self._words, np.searchsorted(self._words, _word(link)))
+
+
+def _word(link: bytes) -> np.uint64:
+    word: np.uint64 = np.uint64(int.from_bytes(link[:8], "little"))
+    return word
