@@ -115,8 +115,13 @@ tidy: native ## clang-tidy (a system package)
 # --- use ---------------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: engine-vllm ## Save in one vLLM process, reuse in a second, compare the outputs
+ifeq ($(MODEL),hybrid)
+demo: dev ## Save in one vLLM process, reuse in a second, compare the outputs; MODEL=hybrid: a picture
+	$(PY) -P examples/hybrid_demo.py
+else
+demo: engine-vllm
 	$(ENGINE_PY) -P examples/demo.py
+endif
 
 .PHONY: bench
 bench: engine-vllm ## Medians and ratios beside physical limits and peers

@@ -134,7 +134,13 @@ def test_everything_imports(site: Path) -> None:
 
 def test_plugins_load_and_the_command_works(site: Path) -> None:
     listed = {p["name"]: p for p in json.loads(run(site / "ucm", "plugins", "--json"))}
-    assert set(listed) == {"posix", "ucm-core-builtin", "ucm-core-retention", "vllm"}
+    assert set(listed) == {
+        "posix",
+        "reference",
+        "ucm-core-builtin",
+        "ucm-core-retention",
+        "vllm",
+    }
     assert {name: p["status"] for name, p in listed.items()} == dict.fromkeys(listed, "loaded"), (
         listed
     )

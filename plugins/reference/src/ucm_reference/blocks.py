@@ -16,6 +16,9 @@ class BlockPool:
     def free(self) -> int:
         return len(self._free)
 
+    def is_free(self, block: int) -> bool:
+        return block not in self._used
+
     def take(self, count: int) -> list[int] | None:
         """``count`` blocks, or None (and nothing taken) when there are not so many."""
         if count > len(self._free):

@@ -52,4 +52,6 @@ class RecordedDrafter:
         done = len(request.output)
         known = self._answers[request.request_id][done : done + count]
         rights = self._rng.random(len(known)) < self._right
-        return [token if right else token ^ 1 for token, right in zip(known, rights, strict=True)]
+        return [
+            token if right else abs(token - 1) for token, right in zip(known, rights, strict=True)
+        ]

@@ -6,7 +6,7 @@ Each rank has memory and a connector of its own. The calls in which connectors w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -67,11 +67,9 @@ class LockstepExecutor:
         return [future.result() for future in futures]
 
     def run(self, step: Step, message: Any) -> tuple[Answers, list[Any]]:
+        self._spoil(step.freed)
         self._each(lambda port: port.start_load(message))
-        if self._poison:
-            for stage in self.stages:
-                for group, blocks in step.freed.items():
-                    stage.memory.poison(group, blocks)
+        self._spoil(step.taken)
         answers: Answers = {}
         if step.spans:
             batch = micros(step.spans, self._topology, self._sizes.page_tokens, self._short)
@@ -81,6 +79,12 @@ class LockstepExecutor:
             answers = self.stages[-1].sample(batch, flow)
         idle = not step.spans
         return answers, self._each(lambda port: port.wait_for_save(idle=idle))
+
+    def _spoil(self, freed: Mapping[str, Sequence[int]]) -> None:
+        if self._poison:
+            for stage in self.stages:
+                for group, blocks in freed.items():
+                    stage.memory.poison(group, blocks)
 
     def close(self) -> None:
         for port in self._all:

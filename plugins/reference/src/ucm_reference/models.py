@@ -31,7 +31,7 @@ MODELS = {
             "windows-6",
             (
                 LayerRow("full", "full", 2, heads=4),
-                LayerRow("near", "full", 4, heads=4, window=64),
+                LayerRow("near", "full", 4, heads=4, window=96),
             ),
         ),
         Model(

@@ -36,11 +36,13 @@ class Limits:
 
 @dataclass(slots=True)
 class Step:
-    """Spans to compute, the connector's view, and memory freed since the last step (for poison)."""
+    """Spans to compute, the connector's view, and memory that became free (for poison): ``freed`` before
+    this step, ``taken`` from requests preempted by it, which a connector may read until ``start_load``."""
 
     spans: list[Span] = field(default_factory=list)
     view: StepView = field(default_factory=StepView)
     freed: dict[str, list[int]] = field(default_factory=dict)
+    taken: dict[str, list[int]] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -139,6 +141,8 @@ class Scheduler:
         step.spans = list(self._spans.values())
         step.view.idle = not step.spans
         step.freed, self._freed = self._freed, {}
+        for name, blocks in step.taken.items():  # what a load writes already stays as it is
+            step.taken[name] = [block for block in blocks if self._pools[name].is_free(block)]
         return step
 
     def _active(self) -> int:
@@ -273,17 +277,17 @@ class Scheduler:
         for name, window in self.groups.items():
             if window is not None:
                 dead = max(0, request.computed - window + 1) // self.sizes.page_tokens
-                table = request.tables[name]
-                self._free(name, table[:dead])
+                table = request.tables.setdefault(name, [])
+                self._free(name, table[:dead], self._freed)
                 table[:dead] = [0] * min(dead, len(table))
 
-    def _free(self, name: str, blocks: Sequence[int]) -> None:
-        self._freed.setdefault(name, []).extend(self._pools[name].give(blocks))
+    def _free(self, name: str, blocks: Sequence[int], into: dict[str, list[int]]) -> None:
+        into.setdefault(name, []).extend(self._pools[name].give(blocks))
 
-    def _release(self, request: Request) -> None:
-        """Give back all memory of the request."""
+    def _release(self, request: Request, into: dict[str, list[int]] | None = None) -> None:
+        """Give back all memory of the request; ``into``: where its pages are listed as free."""
         for name, table in request.tables.items():
-            self._free(name, table)
+            self._free(name, table, self._freed if into is None else into)
         self._slots.give([*request.states, request.scratch])
         request.tables, request.states, request.scratch = {}, [], 0
         request.state, request.boundary, request.drafts = 0, (0, 0), []
@@ -298,7 +302,7 @@ class Scheduler:
         view.snapshots = [s for s in view.snapshots if s.request_id != request.request_id]
         self._slots.give([s.slot for s in dropped])
         view.preempted.append(request.request_id)
-        self._release(request)
+        self._release(request, self._step.taken)
         request.phase = Phase.WAITING
         request.preemptions += 1
         self.preemptions += 1
@@ -359,7 +363,7 @@ class Scheduler:
         """After a load that failed: the request starts over, with pages from its first token on."""
         for name, window in self.groups.items():
             if window is not None:
-                self._free(name, request.tables.pop(name))
+                self._free(name, request.tables.pop(name), self._freed)
 
     def _end(self, request: Request, phase: Phase) -> None:
         if request.phase is Phase.LOADING:
