@@ -118,6 +118,27 @@ def test_a_whole_directory_that_vanishes_while_serving(
     assert [result.external_hits(i) for i in range(4)] == [PREFIX, 0, PREFIX, PREFIX]
 
 
+def test_b56_storage_that_is_lost_costs_hits_and_nothing_waits_for_it(
+    engines: EnginePool, filled: Path, truth: Callable[[str], Truth]
+) -> None:
+    """The health wrapper takes it out on both sides, so that no load is even tried, and puts it back."""
+    health = {"interval_ms": 50, "timeout_ms": 5_000, "window": 4}
+    where = {"root": str(filled)}
+    rounds = [
+        *one_by_one(CORPUS[:1]),
+        *one_by_one(CORPUS[1:2], before="engine_scenarios:lose_directory", before_args=where),
+        *one_by_one(CORPUS[2:3], before="engine_scenarios:find_directory", before_args=where),
+    ]
+    connector = ucm(filled, store={"store_health": health})
+    result = engines.run(corpus_job(connector=connector, rounds=rounds)).require_ok()
+    assert answers(result) == truth("qwen3").cold
+    assert [result.external_hits(i) for i in range(3)] == [PREFIX, 0, PREFIX]
+    assert result.prometheus.get(LOAD_FAILED, 0) == 0
+    assert result.prometheus[SAVE_FAILED] > 0, "what was not stored is counted"
+    for name in ("outages", "recoveries"):
+        assert result.prometheus[f"ucm:ucm_stage_{name}_total"] == 1
+
+
 def test_a_full_disk_loses_blocks_and_nothing_else(engines: EnginePool, small_disk: Path) -> None:
     prompts = [prompt(seed, 500) for seed in (71, 72, 73, 74)]
     job = EngineJob(checkpoint("qwen3"), one_by_one(prompts), timeout_s=120.0)

@@ -289,6 +289,32 @@ def remount_read_only(llm: Any, root: str) -> None:
     subprocess.run(["mount", "-o", "remount,ro", root], check=True)
 
 
+def lose_directory(llm: Any, root: str) -> None:
+    """The storage directory is gone, as a lost mount is; returns when both sides have noticed."""
+    settle(llm)
+    Path(root).rename(f"{root}.away")
+    _await_service(llm, is_out=True)
+
+
+def find_directory(llm: Any, root: str) -> None:
+    """It is back; returns when both sides use it again, and the worker has told what happened."""
+    settle(llm)
+    Path(f"{root}.away").rename(root)
+    _await_service(llm, is_out=False)
+    worker = worker_connector()._worker
+    worker._watch.look_now(worker.stats.add)
+
+
+def _await_service(llm: Any, *, is_out: bool) -> None:
+    sides = (worker_connector(), scheduler_connector(llm))
+    stores = [store for side in sides for store in side._deployment._stores.values()]
+    deadline = time.monotonic() + 20.0
+    while any(bool(store.stats()["Posix.health_open"]) is not is_out for store in stores):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"health: {[store.health() for store in stores]}")
+        time.sleep(0.01)
+
+
 def make_dumps_slow(llm: Any, seconds: float = 0.15) -> None:
     """Every dump reads its source only after ``seconds``, on a thread, as a busy store would."""
     worker = worker_connector()._worker
