@@ -15,6 +15,7 @@
 #include "posix/read_worker.h"
 #include "posix/threads.h"
 #include "posix/write_worker.h"
+#include "ucm/keep.h"
 #include "ucm/posix.h"
 
 namespace ucm::posix {
@@ -267,8 +268,8 @@ class PosixFileStage final : public PosixStage,
       core_->counters.set(Counter::kStuckThreads, left);
       core_->errors.add("shutdown", "", ETIMEDOUT, std::to_string(left) + " threads left behind");
       // They still use queues, roots and lanes: all of it stays.
-      new std::shared_ptr<Core>(core_);
-      for (auto& lane : lanes_) (void)lane.release();
+      keep_forever(core_);
+      for (auto& lane : lanes_) keep_forever(std::shared_ptr<Lanes>(std::move(lane)));
       lanes_.clear();
     }
   }
@@ -466,11 +467,11 @@ class PosixFileStage final : public PosixStage,
   }
 
   void leak_after_fork() noexcept {
-    new std::shared_ptr<Core>(core_);
-    new std::shared_ptr<Lookup>(lookup_);
-    for (auto& lane : lanes_) (void)lane.release();
-    (void)watchdog_.release();
-    (void)medium_.release();
+    keep_forever(core_);
+    keep_forever(lookup_);
+    for (auto& lane : lanes_) keep_forever(std::shared_ptr<Lanes>(std::move(lane)));
+    keep_forever(std::shared_ptr<Watchdog>(std::move(watchdog_)));
+    keep_forever(std::shared_ptr<MediumProbe>(std::move(medium_)));
   }
 
   std::shared_ptr<Core> core_;
