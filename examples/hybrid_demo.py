@@ -69,6 +69,8 @@ def serve(engine: CachedEngine, request: Request) -> None:
     engine.run([request])
     hit, votes = engine.side.decisions[request.request_id]
     print(f"{request.request_id}: {len(request.prompt)} tokens")
+    if engine.side.stats.failed_loads:
+        print("  a load failed, so everything was computed")
     print("\n".join(picture(engine.deployment.placement.table, len(request.prompt), hit, votes)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import pytest
 
@@ -139,3 +140,12 @@ def test_what_does_not_fit_is_refused() -> None:
         Topology(pp=2, cuts=(40, 40)).stages(BIG)
     with pytest.raises(ValueError, match="longer than"):
         run(BIG, [Request("r", [1] * 9000, 1)])
+
+
+def test_time_to_first_token_counts_from_add() -> None:
+    request = Request("r", [1, 2, 3], 2)
+    time.sleep(0.3)
+    begin = time.perf_counter()
+    run(MODELS["gqa-4"], [request])
+    assert request.first_token_s is not None
+    assert 0 < request.first_token_s <= time.perf_counter() - begin

@@ -21,7 +21,7 @@ def check(variant: str, count: int, folder: Path) -> None:
         f"{variant}: {len(outcome.found)} requests compared, {len(wrong)} differences, "
         f"{outcome.hits} hits of {outcome.hit_tokens} tokens, {outcome.states} states saved, "
         f"{outcome.rejected} drafts rejected, {outcome.preemptions} preemptions, "
-        f"{outcome.aborted} aborted"
+        f"{outcome.aborted} aborted, {outcome.failed_loads} loads failed"
     )
     assert wrong == []
     assert outcome.hits > count // 3

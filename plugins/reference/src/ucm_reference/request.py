@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ class Request:
     ``tables``: group -> pages from token 0 on (0: none). ``states``: slots the running state rotates
     through, ``state``: the one that is valid. ``boundary``: (position, slot) of the last state kept
     at a checkpoint position. ``digests``: one a generated token, of the exact final activations.
+    ``added_at``: when the scheduler got it; ``first_token_s``: from then to its first token.
     ``reused``: tokens that came from a cache when the request was admitted last.
     """
 
@@ -42,7 +42,7 @@ class Request:
     digests: list[str] = field(default_factory=list)
     reused: int = 0
     preemptions: int = 0
-    added_at: float = field(default_factory=time.perf_counter)
+    added_at: float = 0.0
     first_token_s: float | None = None
 
     def __post_init__(self) -> None:

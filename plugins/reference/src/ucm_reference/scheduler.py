@@ -7,6 +7,7 @@ When memory runs out the youngest running request is preempted: its memory is ta
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class Scheduler:
             raise ValueError(
                 f"request {request.request_id!r} is longer than {self.model.max_tokens}"
             )
+        request.added_at = time.perf_counter()
         self._waiting.append(request)
         if self.connector is not None:
             self.connector.added(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from ucm_core.adapter.owners import segment_owner, writer_of
 from ucm_core.errors import UcmError
 from ucm_core.identity.chain import object_ids
+from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.spec import Kind, SeededCoordinate
 from ucm_core.store.contract import BlockStore, Status, Task
 from ucm_core.store.snapshot import SnapshotStore, SnapshotTask
@@ -19,6 +21,8 @@ from ucm_reference.cache.messages import Bad, Message, Report, RowPart, StatePar
 from ucm_reference.cache.placement import Lane, Placement, lanes
 from ucm_reference.memory import Tensor
 from ucm_reference.topology import Rank
+
+_log = RateLimitedLogger(logging.getLogger("ucm.reference"))
 
 #: Longest an idle step waits for the oldest load.
 IDLE_WAIT_S = 0.002
@@ -202,6 +206,18 @@ class Worker:
         return report
 
 
+def _tell(row: str, part: _Part, *, durable: bool) -> None:
+    """One line a failure, rate-limited: which row, how many, and what the store said."""
+    said = "refused"
+    if part.task is not None:
+        results = part.task.durable_results() if durable else part.task.wait(0.0)
+        said = ", ".join(Status(int(s)).name.lower() for s in np.unique(results) if s != Status.OK)
+    what = "save" if durable else "load"
+    _log.warning(
+        f"{what} failed", "%s of row %s failed (%d blocks): %s", what, row, len(part.index), said
+    )
+
+
 def _bad(parts: Sequence[_Part], *, durable: bool) -> Bad:
     """What did not work, by row."""
     bad = Bad()
@@ -213,6 +229,7 @@ def _bad(parts: Sequence[_Part], *, durable: bool) -> Bad:
             results = part.task.durable_results() if durable else part.task.wait(0.0)
             failed = (results.reshape(len(part.index), -1) != Status.OK).any(axis=1)
         if failed.any():
+            _tell(row.name, part, durable=durable)
             if row.kind is Kind.SNAPSHOT:
                 bad.merge(Bad(state={row.name}))
             else:
