@@ -24,7 +24,7 @@ from ucm_vllm.messages import UcmMetadata
 from ucm_vllm.modes import choose_modes
 from ucm_vllm.startup import open_deployment
 from ucm_vllm.stats import UcmPromMetrics, UcmStats
-from ucm_vllm.versions import SUPPORTED, check_version
+from ucm_vllm.versions import SUPPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,6 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         role: KVConnectorRole,
         kv_cache_config: KVCacheConfig | None = None,
     ) -> None:
-        check_version()
         if kv_cache_config is None:
             raise UnsupportedError(
                 "UCMConnector was built without kv_cache_config, as vLLM before 0.11 did; "
