@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
@@ -40,21 +41,21 @@ Deadline in_seconds(double s) {
   return Clock::now() + std::chrono::microseconds(static_cast<std::int64_t>(s * 1e6));
 }
 
+using RunTuple = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
+
 void bind_geometry(nb::module_& m) {
   nb::class_<Geometry>(m, "Geometry", "Shape of every object of a store; see ucm/geometry.h")
       .def(
           "__init__",
           [](Geometry* self, std::uint32_t shard_count, std::uint64_t shard_bytes,
-             std::uint32_t runs_per_shard, std::uint64_t run_nbytes, std::uint64_t run_count,
-             std::uint64_t run_stride, std::string layout) {
-            new (self) Geometry{shard_count,
-                                shard_bytes,
-                                runs_per_shard,
-                                {run_nbytes, run_count, run_stride},
+             std::uint32_t runs_per_shard, const std::vector<RunTuple>& runs, std::string layout) {
+            std::vector<RunShape> shapes;
+            for (const auto& [nbytes, count, stride] : runs)
+              shapes.push_back({nbytes, count, stride});
+            new (self) Geometry{shard_count, shard_bytes, runs_per_shard, std::move(shapes),
                                 std::move(layout)};
           },
-          "shard_count"_a, "shard_bytes"_a, "runs_per_shard"_a, "run_nbytes"_a, "run_count"_a,
-          "run_stride"_a, "layout"_a)
+          "shard_count"_a, "shard_bytes"_a, "runs_per_shard"_a, "runs"_a, "layout"_a)
       .def_ro("shard_count", &Geometry::shard_count)
       .def_ro("shard_bytes", &Geometry::shard_bytes)
       .def_ro("runs_per_shard", &Geometry::runs_per_shard)

@@ -3,7 +3,7 @@
 NB_MODULE(_native, m) {
   m.doc() = "Native store and hashing of UCM (see native/include/ucm)";
   ucm::bindings::bind_hash(m);
-  ucm::bindings::bind_convert(m);
+  ucm::bindings::bind_layout(m);
   ucm::bindings::bind_stages(m);
   ucm::bindings::bind_device(m);
   ucm::bindings::bind_store(m);

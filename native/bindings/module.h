@@ -7,7 +7,7 @@ namespace ucm::bindings {
 
 void bind_device(nanobind::module_& m);
 void bind_hash(nanobind::module_& m);
-void bind_convert(nanobind::module_& m);
+void bind_layout(nanobind::module_& m);
 void bind_stages(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_posix(nanobind::module_& m);

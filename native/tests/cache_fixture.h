@@ -23,7 +23,7 @@ inline Geometry geometry_of(std::uint32_t shards, std::uint64_t shard_bytes) {
   g.shard_count = shards;
   g.shard_bytes = shard_bytes;
   g.runs_per_shard = 1;
-  g.run = {shard_bytes, 1, 0};
+  g.runs = {{shard_bytes, 1, 0}};
   g.layout = "test";
   return g;
 }

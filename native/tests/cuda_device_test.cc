@@ -145,7 +145,8 @@ class CudaTest : public StoreTest {
   };
   OneObject object_at(std::uint32_t number, DevicePtr p) {
     const Geometry& g = store->geometry();
-    const std::uint64_t run = g.run.count == 1 ? g.run.bytes : g.run.count * g.run.stride;
+    const RunShape& shape = g.runs[0];
+    const std::uint64_t run = shape.count == 1 ? shape.bytes : shape.count * shape.stride;
     OneObject out;
     for (std::uint32_t s = 0; s < g.shard_count; ++s) {
       out.ids.push_back(id_of(number));
@@ -227,7 +228,7 @@ TEST_P(CudaOnAnyDriver, WhatWasDumpedIsLoaded) {
 
 TEST_P(CudaOnAnyDriver, StridedRunsKeepWhatLiesBetween) {
   constexpr std::uint64_t kPiece = 64, kCount = 10, kStride = 256;
-  const Geometry g{kShards, kRuns * kPiece * kCount, kRuns, {kPiece, kCount, kStride}, ""};
+  const Geometry g{kShards, kRuns * kPiece * kCount, kRuns, {{kPiece, kCount, kStride}}, ""};
   open_store({}, g);
   const std::size_t bytes = kShards * kRuns * kCount * kStride;
   std::vector<std::byte> content(bytes);

@@ -36,7 +36,7 @@ inline Geometry small_geometry(std::uint32_t shards = 4, std::uint64_t shard_byt
   Geometry g;
   g.shard_count = shards;
   g.shard_bytes = shard_bytes;
-  g.run = {shard_bytes, 1, 0};
+  g.runs = {{shard_bytes, 1, 0}};
   g.layout = "test-layout kv=2 tokens=64";
   return g;
 }

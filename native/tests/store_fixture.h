@@ -22,7 +22,7 @@ inline constexpr std::size_t kRunBytes = 640;
 inline constexpr std::byte kUntouched{0xEE};
 
 inline Geometry small_geometry() {
-  return {kShards, kRuns * kRunBytes, kRuns, {kRunBytes, 1, 0}, ""};
+  return {kShards, kRuns * kRunBytes, kRuns, {{kRunBytes, 1, 0}}, ""};
 }
 
 inline BlockId id_of(std::uint32_t n) {

@@ -28,7 +28,7 @@ def test_b06_the_source_is_read_after_the_event(rig: Any) -> None:
     event.fire()
     assert (task.wait_durable() == Status.OK).all()
     stored = rig.medium.get(block_id(1))
-    stride = _native.Geometry(4, 1280, 2, 640, 1, 0, "").shard_stride
+    stride = _native.Geometry(4, 1280, 2, [(640, 1, 0)], "").shard_stride
     shards = np.frombuffer(stored, np.uint8).reshape(4, stride)[:, : rig.geometry.shard_bytes]
     assert (shards == 0xBB).all()
 

@@ -5,11 +5,12 @@ from .cache import CacheSetupError as CacheSetupError
 from .cache import CacheTooSmallError as CacheTooSmallError
 from .cache import cache_tier as cache_tier
 from .cache import reclaim_dead_caches as reclaim_dead_caches
-from .convert import Converter as Converter
 from .device import Device as Device
 from .device import DeviceSetupError as DeviceSetupError
 from .device import cuda_device as cuda_device
 from .device import host_device as host_device
+from .layout import Conversion as Conversion
+from .layout import LayoutDescriptor as LayoutDescriptor
 from .posix import PosixSetupError as PosixSetupError
 from .posix import PosixStage as PosixStage
 from .stages import PLANTED_BUGS as PLANTED_BUGS

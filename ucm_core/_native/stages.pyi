@@ -9,9 +9,7 @@ class Geometry:
         shard_count: int,
         shard_bytes: int,
         runs_per_shard: int,
-        run_nbytes: int,
-        run_count: int,
-        run_stride: int,
+        runs: list[tuple[int, int, int]],
         layout: str,
     ) -> None: ...
     @property

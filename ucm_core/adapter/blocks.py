@@ -126,11 +126,39 @@ class PageShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PageMap:
-    """Addresses of one rank's pages: ``bases[layer] + block id * block_stride + offset in the page``.
+class PieceRuns:
+    """How one piece of a page (consecutive tokens) lies in engine memory, in the order it is stored.
 
-    ``bases`` is ``uint64[layers]`` in shard order, ``block_stride`` and ``token_stride`` are bytes,
-    ``offset`` is that of the first head stored. ``tables`` is ``int64[layers]``: which of the request's
+    Run ``j`` has the shape ``shapes[j % len(shapes)]`` and begins ``offsets[j] + first token of the piece
+    in its page * token_strides[j]`` bytes into the page.
+    """
+
+    shapes: tuple[RunShape, ...]
+    offsets: tuple[int, ...]
+    token_strides: tuple[int, ...]
+
+    @classmethod
+    def single(cls, run: RunShape, offset: int, token_stride: int) -> PieceRuns:
+        return cls((run,), (offset,), (token_stride,))
+
+    @property
+    def count(self) -> int:
+        """Runs of a piece."""
+        return len(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a piece."""
+        turns = self.count // len(self.shapes)
+        return turns * sum(run.nbytes * run.count for run in self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """Addresses of one rank's pages: ``bases[layer] + block id * block_stride + place in the page``.
+
+    ``bases`` is ``uint64[layers]`` in shard order, ``block_stride`` is bytes, ``runs`` says where in a
+    page the heads stored lie. ``tables`` is ``int64[layers]``: which of the request's
     block tables each layer uses, where the engine keeps several (None: all the first). The map owns
     no memory: the engine keeps its tensors alive as long as the map is used.
     """
@@ -138,14 +166,18 @@ class PageMap:
     grid: BlockGrid
     bases: npt.NDArray[np.uint64]
     block_stride: int
-    token_stride: int
-    offset: int = 0
+    runs: PieceRuns
     tables: npt.NDArray[np.int64] | None = None
 
     @property
     def layers(self) -> int:
         """Shards of one stored block."""
         return len(self.bases)
+
+    @property
+    def runs_per_shard(self) -> int:
+        """Addresses of one shard."""
+        return self.grid.pieces * self.runs.count
 
     def addresses(
         self,
@@ -154,7 +186,7 @@ class PageMap:
         begin: int = 0,
         end: int | None = None,
     ) -> Addresses:
-        """``uint64[N * layers, pieces]``: one row per shard, block-major.
+        """``uint64[N * layers, pieces * runs]``: one row per shard, block-major.
 
         ``pages`` is what :meth:`BlockGrid.pages` says for ``blocks[N]``: ``[N, pieces]``, or
         ``[N, tables, pieces]`` with several block tables. Pieces without a page, and those outside the
@@ -162,20 +194,23 @@ class PageMap:
         already, above what the engine computes itself.
         """
         starts = self.grid.starts(blocks)
-        inside = (starts % self.grid.engine_block) * self.token_stride + self.offset
+        first = (starts % self.grid.engine_block)[:, :, None]
+        inside = first * np.array(self.runs.token_strides) + np.array(self.runs.offsets)
         count = pages.shape[1] if pages.ndim == 3 else 1
         by_table = pages.astype(np.int64).reshape(len(blocks), count, self.grid.pieces)
-        relative = (by_table * self.block_stride + inside[:, None, :]).astype(np.uint64)
+        begins = by_table[:, :, :, None] * self.block_stride + inside[:, None]
+        relative = begins.astype(np.uint64)
         outside = starts < begin
         if end is not None:
             outside |= starts >= end
         skipped = (by_table < 0) | outside[:, None, :]
         if self.tables is not None:
             relative, skipped = relative[:, self.tables], skipped[:, self.tables]
-        out = relative + self.bases[None, :, None]
+        out = relative + self.bases[None, :, None, None]
         if skipped.any():
-            out[np.broadcast_to(skipped, out.shape)] = 0
-        return np.ascontiguousarray(out.reshape(len(blocks) * self.layers, self.grid.pieces))
+            out[np.broadcast_to(skipped[:, :, :, None], out.shape)] = 0
+        rows = len(blocks) * self.layers
+        return np.ascontiguousarray(out.reshape(rows, self.runs_per_shard))
 
     def shards(self, count: int) -> npt.NDArray[np.uint32]:
         """``uint32[count * layers]``: shard numbers of the rows of :meth:`addresses`."""

@@ -65,8 +65,9 @@ class RunShape:
 class Geometry:
     """Objects of ``shard_count`` shards of ``shard_bytes``; a shard is ``runs_per_shard`` runs.
 
-    ``shard_bytes == runs_per_shard * run.nbytes * run.count``. ``layout`` is the layout descriptor
-    (``ucm_core.adapter.layout``) written beside the bytes.
+    Runs have the shape ``run``; with ``more_runs`` they take turns, ``(run, *more_runs)``, and
+    ``runs_per_shard`` is a multiple of that. ``shard_bytes`` is the sum of their bytes. ``layout`` is
+    the layout descriptor (``ucm_core.adapter.layout``) written beside the bytes.
     """
 
     shard_count: int
@@ -74,6 +75,7 @@ class Geometry:
     runs_per_shard: int
     run: RunShape
     layout: str
+    more_runs: tuple[RunShape, ...] = ()
 
 
 class Task(Protocol):

@@ -130,20 +130,21 @@ def _expect(name: str, array: Any, dtype: npt.DTypeLike, shape: tuple[int | None
 
 def native_geometry(geometry: Geometry) -> _native.Geometry:
     """The native twin of ``geometry``; raises ValueError where its sizes contradict each other."""
-    run = geometry.run
-    total = geometry.runs_per_shard * run.nbytes * run.count
-    if geometry.shard_count < 1 or geometry.shard_bytes < 1 or geometry.shard_bytes != total:
+    shapes = (geometry.run, *geometry.more_runs)
+    turns, rest = divmod(geometry.runs_per_shard, len(shapes))
+    total = turns * sum(run.nbytes * run.count for run in shapes)
+    sizes_fit = geometry.shard_bytes == total and rest == 0
+    if geometry.shard_count < 1 or geometry.shard_bytes < 1 or not sizes_fit:
         raise ValueError(
             f"geometry: {geometry.shard_count} shards of {geometry.shard_bytes} bytes, but "
-            f"{geometry.runs_per_shard} runs of {run.count} x {run.nbytes} bytes are {total}"
+            f"{geometry.runs_per_shard} runs of "
+            f"{', '.join(f'{run.count} x {run.nbytes}' for run in shapes)} bytes are {total}"
         )
     return _native.Geometry(
         geometry.shard_count,
         geometry.shard_bytes,
         geometry.runs_per_shard,
-        run.nbytes,
-        run.count,
-        run.stride,
+        [(run.nbytes, run.count, run.stride) for run in shapes],
         geometry.layout,
     )
 

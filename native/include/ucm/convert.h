@@ -1,6 +1,6 @@
 // Layout conversion: N-dimensional strided copies between two byte orders of the same content
-// (a reader whose layout descriptor differs from the writer's). Python derives the plan from two
-// descriptors once (ucm_core/adapter/layout.py); running it allocates nothing.
+// (a reader whose layout descriptor differs from the writer's). layout.h derives plans from two
+// descriptors once; running one allocates nothing.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ namespace ucm {
 /// vector i with i_k < extent_k. Immutable once made; safe to share between threads.
 class ConvertPlan {
  public:
-  static constexpr std::size_t kMaxDims = 8;
+  static constexpr std::size_t kMaxDims = 16;  ///< before merging; engines need up to nine
 
   /// Checks and simplifies a plan. Strides and `inner_bytes` are in bytes, strides are not negative;
   /// `src_bytes` and `dst_bytes` are the sizes of the two regions: an index that reaches outside, or

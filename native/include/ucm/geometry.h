@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ucm {
 
@@ -25,15 +26,22 @@ struct RunShape {
 };
 
 /// Objects of `shard_count` shards of `shard_bytes` each. A shard is the concatenation of
-/// `runs_per_shard` runs, each of shape `run` (shard_bytes == runs_per_shard * run.total()).
+/// `runs_per_shard` runs; run r has the shape runs[r % runs.size()]. Most engines have one shape; K and V
+/// that lie differently in a page which is wider than a stored block have two.
 struct Geometry {
   std::uint32_t shard_count = 0;
   std::uint64_t shard_bytes = 0;
   std::uint32_t runs_per_shard = 1;
-  RunShape run;
+  std::vector<RunShape> runs{RunShape{}};
   std::string
       layout;  ///< layout descriptor of the bytes inside an object (ucm_core/adapter/layout)
 
+  /// Bytes of all runs of a shard: what shard_bytes has to be.
+  [[nodiscard]] std::uint64_t total_of_runs() const noexcept {
+    std::uint64_t n = 0;
+    for (std::uint32_t r = 0; r < runs_per_shard; ++r) n += runs[r % runs.size()].total();
+    return n;
+  }
   /// Distance between shards inside an object's data region.
   [[nodiscard]] std::uint64_t shard_stride() const noexcept {
     return align_up(shard_bytes, kIoAlign);

@@ -8,6 +8,7 @@
 #include "posix/format.h"
 #include "posix/names.h"
 #include "posix/root.h"
+#include "posix/scratch.h"
 #include "ucm/posix.h"
 
 namespace ucm::posix {
@@ -23,6 +24,7 @@ struct Core {
 
   const PosixOptions options;
   const Format format;
+  ScratchPool scratch;  ///< for objects in other layouts
   Counters counters;
   ErrorRing errors;
   const Identity me;

@@ -20,6 +20,9 @@ namespace ucm::posix {
   X(kReadMicros, "read_us_total")               \
   X(kReadMisses, "read_misses_total")           \
   X(kReadForeign, "read_foreign_total")         \
+  X(kReadConverted, "read_converted_total")     \
+  X(kConvertReads, "convert_reads_total")       \
+  X(kConvertMicros, "convert_us_total")         \
   X(kReadNotRegular, "read_not_regular_total")  \
   X(kReadCorrupt, "read_corrupt_total")         \
   X(kReadErrors, "read_errors_total")           \

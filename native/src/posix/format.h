@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "posix/foreign.h"
+#include "posix/names.h"
 #include "ucm/block_id.h"
 #include "ucm/geometry.h"
 
@@ -38,12 +40,13 @@ static_assert(sizeof(FixedHeader) == 128);
 
 /// What a file's header says about it, for one reader.
 enum class Verdict : std::uint8_t {
-  kOurs,     ///< this object, this geometry, this layout
-  kForeign,  ///< a sound file of another namespace, geometry, layout or version: leave it
-  kBad,      ///< contradicts itself, its name or its size: remove it
+  kOurs,         ///< this object, this geometry, this layout
+  kConvertible,  ///< this object in a layout that can be turned into ours
+  kForeign,      ///< a sound file of another namespace, geometry, layout or version: leave it
+  kBad,          ///< contradicts itself, its name or its size: remove it
 };
 
-/// Encodes and checks headers for one geometry and namespace. Thread-safe (immutable).
+/// Encodes and checks headers for one geometry and namespace. Thread-safe.
 class Format {
  public:
   /// Throws PosixSetupError when the geometry is empty or too large.
@@ -59,24 +62,39 @@ class Format {
   /// Fills `header` (header_bytes()) for the object whose data region is `data`; hashes all of it.
   void encode(const BlockId& id, const std::byte* data, std::byte* header) const noexcept;
 
-  /// Judges the first kIoAlign bytes of a file of `actual_bytes`.
-  [[nodiscard]] Verdict judge(const BlockId& id, const std::byte* first,
-                              std::uint64_t actual_bytes) const noexcept;
+  /// Judges the first kIoAlign bytes of a file of `actual_bytes`. Sets `foreign` when the verdict is
+  /// kConvertible; a foreign header longer than kIoAlign is not looked into (kForeign).
+  [[nodiscard]] Verdict judge(const BlockId& id, const std::byte* first, std::uint64_t actual_bytes,
+                              const ForeignLayout*& foreign) const noexcept;
 
-  /// Of a whole header judged kOurs: are checksums and layout text intact?
-  [[nodiscard]] bool tail_sound(const std::byte* header) const noexcept;
+  /// May a file of this size hold a stored object? kOurs: yes, as far as a size tells; kConvertible:
+  /// like others found before; kForeign: its header has to be asked; kBad: no.
+  [[nodiscard]] Verdict judge_size(std::uint64_t actual_bytes) const noexcept;
 
-  /// Do shards [begin, end) of `data` match the checksums in `header`?
-  [[nodiscard]] bool shards_sound(const std::byte* header, const std::byte* data,
-                                  std::uint32_t begin, std::uint32_t end) const noexcept;
+  /// Of a whole header of `geometry`: are checksums and layout text intact?
+  [[nodiscard]] static bool tail_sound(const Geometry& geometry, const std::byte* header) noexcept;
+
+  /// Do shards [begin, end) of `data`, an object of `geometry`, match the checksums in `header`?
+  [[nodiscard]] static bool shards_sound(const Geometry& geometry, const std::byte* header,
+                                         const std::byte* data, std::uint32_t begin,
+                                         std::uint32_t end) noexcept;
 
  private:
+  [[nodiscard]] Verdict judge_foreign(const FixedHeader& h, const std::byte* first,
+                                      const ForeignLayout*& foreign) const noexcept;
+
   const Geometry geometry_;
   const std::array<std::uint8_t, 32> namespace_digest_;
   std::uint64_t layout_hash_ = 0;
   std::size_t tail_bytes_ = 0;
   std::size_t header_bytes_ = 0;
   std::uint64_t file_bytes_ = 0;
+  mutable ForeignLayouts foreign_;
 };
+
+/// The verdict on the file of `bytes` at `path` below `dirfd`, by its header. Blocks; kBad when it
+/// cannot be read.
+[[nodiscard]] Verdict ask_header(const Format& format, int dirfd, const BlockId& id,
+                                 const ObjectPath& path, std::uint64_t bytes) noexcept;
 
 }  // namespace ucm::posix

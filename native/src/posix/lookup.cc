@@ -48,8 +48,7 @@ class RootView {
       }
       return false;
     }
-    if (!S_ISREG(st.st_mode) ||
-        static_cast<std::uint64_t>(st.st_size) != core_.format.file_bytes()) {
+    if (!S_ISREG(st.st_mode) || !holds(id, path, static_cast<std::uint64_t>(st.st_size))) {
       return false;
     }
     core_.housekeeper->seen(id, st.st_atim);
@@ -60,6 +59,12 @@ class RootView {
   void refresh() noexcept {
     dir_ = root_.serves(Direction::kRead) ? root_.ns_dir() : nullptr;
     if (!dir_ && root_.serves(Direction::kRead) && root_.revalidate()) dir_ = root_.ns_dir();
+  }
+  /// Sizes tell, but for the first objects of another layout whose headers and paddings differ.
+  bool holds(const BlockId& id, const ObjectPath& path, std::uint64_t bytes) noexcept {
+    const Verdict verdict = core_.format.judge_size(bytes);
+    if (verdict != Verdict::kForeign) return verdict != Verdict::kBad;
+    return ask_header(core_.format, dir_->get(), id, path, bytes) == Verdict::kConvertible;
   }
   int ask(const ObjectPath& path, struct stat& st) noexcept {
     if (core_.options.faults) [[unlikely]] {

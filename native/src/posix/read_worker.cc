@@ -44,6 +44,8 @@ void ReadWorker::admit(bool may_take) noexcept {
     slot.fd = -1;
     slot.tries = 0;
     slot.told = false;
+    slot.foreign = nullptr;
+    slot.scratch = nullptr;
     if (!slot.item.op.urgent) ++background_;
     core_->counters.add(Counter::kReadsInFlight);
     start_open(slot);
@@ -112,11 +114,12 @@ void ReadWorker::opened(Slot& slot) noexcept {
   if (fstat(slot.fd, &st) < 0) return end(slot, Status::kIoError, errno);
   slot.device = st.st_dev;
   slot.inode = st.st_ino;
+  slot.mtime_ns = std::int64_t{st.st_mtim.tv_sec} * 1'000'000'000 + st.st_mtim.tv_nsec;
   if (!S_ISREG(st.st_mode)) return not_regular(slot);
   const auto bytes = static_cast<std::uint64_t>(st.st_size);
-  if (bytes != core_->format.file_bytes()) return judge_odd_size(slot, bytes);
+  if (bytes != core_->format.file_bytes() && !judge_odd_size(slot, bytes)) return;
   core_->housekeeper->seen(slot.item.op.id, st.st_atim);
-  start_reads(slot);
+  slot.foreign != nullptr ? start_conversion(slot) : start_reads(slot);
 }
 
 bool ReadWorker::is_other_than_file(const Slot& slot) const noexcept {
@@ -149,7 +152,10 @@ void ReadWorker::start_reads(Slot& slot) noexcept {
   prototype.owner = &slot;
   prototype.iov = slot.iov;
   slot.reads[0] = prototype;
-  if (op.begin == 0) {
+  // Among objects of another layout the shards would be read in vain.
+  const bool header_only = expect_foreign_;
+  slot.header_only = header_only;
+  if (op.begin == 0 && !header_only) {
     slot.reads[0].iov_count = 2;
     slot.pending = 1;
     begin(slot.reads[0]);
@@ -160,9 +166,9 @@ void ReadWorker::start_reads(Slot& slot) noexcept {
   slot.reads[1].iov = slot.iov + 1;
   slot.reads[1].iov_count = 1;
   slot.reads[1].offset = format.shard_file_offset(op.begin);
-  slot.pending = 2;  // before the first may end in place
+  slot.pending = header_only ? 1 : 2;  // before the first may end in place, and the slot with it
   begin(slot.reads[0]);
-  begin(slot.reads[1]);
+  if (!header_only) begin(slot.reads[1]);
 }
 
 void ReadWorker::transferred(Slot& slot, Step& step) noexcept {
@@ -190,40 +196,128 @@ void ReadWorker::transferred(Slot& slot, Step& step) noexcept {
     return end(slot, Status::kIoError, slot.failed);
   }
   if (slot.truncated) return corrupt(slot, "the file became shorter while it was read");
-  verify(slot);
+  slot.state == State::kReadingWhole ? converted(slot) : verify(slot);
 }
 
 void ReadWorker::verify(Slot& slot) noexcept {
   const Format& format = core_->format;
   const ReadOp& op = slot.item.op;
-  switch (format.judge(op.id, slot.header, format.file_bytes())) {
+  const Verdict verdict = format.judge(op.id, slot.header, format.file_bytes(), slot.foreign);
+  expect_foreign_ = verdict == Verdict::kConvertible;
+  switch (verdict) {
     case Verdict::kBad:
       return corrupt(slot, "its header is damaged or belongs to another object");
     case Verdict::kForeign:
       core_->counters.add(Counter::kReadForeign);
       return end(slot, Status::kMiss, 0);
+    case Verdict::kConvertible:
+      return start_conversion(slot);
     case Verdict::kOurs:
       break;
   }
+  if (slot.header_only) {
+    slot.header_only = false;
+    slot.pending = 1;
+    return begin(slot.reads[1]);
+  }
   if (core_->options.verify_checksums) {
-    if (!format.tail_sound(slot.header)) return corrupt(slot, "its checksum table is damaged");
-    if (!format.shards_sound(slot.header, op.into, op.begin, op.end)) {
+    const Geometry& g = format.geometry();
+    if (!Format::tail_sound(g, slot.header)) return corrupt(slot, "its checksum table is damaged");
+    if (!Format::shards_sound(g, slot.header, op.into, op.begin, op.end)) {
       return corrupt(slot, "a shard does not match its checksum");
     }
   }
   end(slot, Status::kOk, 0);
 }
 
-void ReadWorker::judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept {
+bool ReadWorker::judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept {
   // Rare and short: read in place. A sound file of another geometry stays; anything else goes.
   const ssize_t n = bytes < kIoAlign ? 0 : pread(slot.fd, slot.header, kIoAlign, 0);
-  if (n < 0) return end(slot, Status::kIoError, errno);
-  if (n == static_cast<ssize_t>(kIoAlign) &&
-      core_->format.judge(slot.item.op.id, slot.header, bytes) != Verdict::kBad) {
-    core_->counters.add(Counter::kReadForeign);
-    return end(slot, Status::kMiss, 0);
+  if (n < 0) {
+    end(slot, Status::kIoError, errno);
+    return false;
+  }
+  if (n == static_cast<ssize_t>(kIoAlign)) {
+    const Verdict verdict = core_->format.judge(slot.item.op.id, slot.header, bytes, slot.foreign);
+    if (verdict == Verdict::kConvertible) return true;
+    if (verdict != Verdict::kBad) {
+      core_->counters.add(Counter::kReadForeign);
+      end(slot, Status::kMiss, 0);
+      return false;
+    }
   }
   corrupt(slot, "its size is neither ours nor what its header says");
+  return false;
+}
+
+void ReadWorker::start_conversion(Slot& slot) noexcept {
+  const std::uint64_t bytes = slot.foreign->geometry.object_bytes();
+  const FileVersion file{slot.item.op.id, slot.device, slot.inode, slot.mtime_ns};
+  ScratchPool::Buffer* buffer = nullptr;
+  switch (core_->scratch.claim(file, bytes, slot.item, buffer)) {
+    case ScratchPool::Claim::kOwner:
+      break;
+    case ScratchPool::Claim::kVerified:
+      convert(slot, buffer->data, slot.item);
+      core_->scratch.let_go(*buffer);
+      return end(slot, Status::kOk, 0);
+    case ScratchPool::Claim::kJoined:
+      return give_back(slot);
+    case ScratchPool::Claim::kNoBuffer:
+      slot.state = State::kNoBuffer;
+      slot.retry_at = Clock::now() + kRetryPause;
+      return;
+    case ScratchPool::Claim::kNoMemory:
+      return end(slot, Status::kIoError, ENOMEM);
+  }
+  core_->counters.add(Counter::kConvertReads);
+  slot.scratch = buffer;
+  slot.state = State::kReadingWhole;
+  slot.failed = 0;
+  slot.truncated = false;
+  slot.tries = 0;
+  slot.iov[0] = {buffer->data, bytes};
+  Step& step = slot.reads[0];
+  step = Step{};
+  step.kind = IoStep::kRead;
+  step.path = slot.path.c_str();
+  step.fd = slot.fd;
+  step.owner = &slot;
+  step.iov = slot.iov;
+  step.iov_count = 1;
+  step.offset = kIoAlign;  // behind the header that was judged; longer ones are not convertible
+  slot.pending = 1;
+  begin(step);
+}
+
+void ReadWorker::converted(Slot& slot) noexcept {
+  const Geometry& g = slot.foreign->geometry;
+  const std::byte* const object = slot.scratch->data;
+  if (core_->options.verify_checksums) {
+    if (!Format::tail_sound(g, slot.header)) return corrupt(slot, "its checksum table is damaged");
+    if (!Format::shards_sound(g, slot.header, object, 0, g.shard_count)) {
+      return corrupt(slot, "a shard does not match its checksum");
+    }
+  }
+  convert(slot, object, slot.item);
+  for (;;) {
+    auto joined = core_->scratch.finish(*slot.scratch);
+    if (joined.empty()) break;
+    for (ReadItem& item : joined) {
+      convert(slot, object, item);
+      answer(item, slot.begun, {Status::kOk, 0});
+    }
+  }
+  slot.scratch = nullptr;
+  end(slot, Status::kOk, 0);
+}
+
+void ReadWorker::convert(const Slot& slot, const std::byte* object, ReadItem& item) noexcept {
+  const auto began = Clock::now();
+  slot.foreign->conversion.run(item.op.into, object, item.op.begin, item.op.end);
+  const auto took = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - began);
+  core_->counters.add(Counter::kReadConverted);
+  core_->counters.add(Counter::kConvertMicros, static_cast<std::uint64_t>(took.count()));
 }
 
 void ReadWorker::corrupt(Slot& slot, const char* why) noexcept {
@@ -240,39 +334,63 @@ void ReadWorker::corrupt(Slot& slot, const char* why) noexcept {
   end(slot, Status::kCorrupt, 0);
 }
 
-void ReadWorker::end(Slot& slot, Status status, int error) noexcept {
+void ReadWorker::answer(ReadItem& item, Clock::time_point begun, Outcome outcome) noexcept {
   Counters& counters = core_->counters;
-  const ReadOp op = slot.item.op;
-  if (slot.fd >= 0) {
-    ::close(slot.fd);
-    slot.fd = -1;
+  const ReadOp& op = item.op;
+  if (outcome.status == Status::kOk) {
+    const auto took = Clock::now() - begun;
+    counters.add(Counter::kReads);
+    counters.add(Counter::kReadBytes, (op.end - op.begin) * core_->format.geometry().shard_bytes);
+    counters.add(Counter::kReadMicros,
+                 static_cast<std::uint64_t>(
+                     std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+    root_.note_ok(Direction::kRead);
+  } else if (outcome.status == Status::kMiss) {
+    counters.add(Counter::kReadMisses);
+  } else if (outcome.status == Status::kTimeout) {
+    counters.add(Counter::kReadTimeouts);
+  } else if (outcome.status == Status::kIoError) {
+    counters.add(Counter::kReadErrors);
+    core_->errors.add("read", root_.full_path(ObjectPath(op.id).c_str()), outcome.error);
+    root_.note_error(Direction::kRead, outcome.error, op.id);
   }
-  counters.sub(Counter::kReadsInFlight);
-  if (!slot.told) {
-    if (status == Status::kOk) {
-      const auto took = Clock::now() - slot.begun;
-      counters.add(Counter::kReads);
-      counters.add(Counter::kReadBytes, (op.end - op.begin) * core_->format.geometry().shard_bytes);
-      counters.add(Counter::kReadMicros,
-                   static_cast<std::uint64_t>(
-                       std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
-      root_.note_ok(Direction::kRead);
-    } else if (status == Status::kMiss) {
-      counters.add(Counter::kReadMisses);
-    } else if (status == Status::kTimeout) {
-      counters.add(Counter::kReadTimeouts);
-    } else if (status == Status::kIoError) {
-      counters.add(Counter::kReadErrors);
-      core_->errors.add("read", root_.full_path(slot.path.c_str()), error);
-      root_.note_error(Direction::kRead, error, op.id);
+  item.answer(outcome);
+  item.sink.reset();
+}
+
+void ReadWorker::end(Slot& slot, Status status, int error) noexcept {
+  close_file(slot);               // who is told that a read has ended finds its descriptor free
+  if (slot.scratch != nullptr) {  // what joined this read shares its failure
+    for (ReadItem& item : core_->scratch.fail(*slot.scratch)) {
+      answer(item, slot.begun, {status, error});
     }
-    slot.item.answer({status, error});
+    slot.scratch = nullptr;
   }
-  if (!op.urgent) --background_;
+  if (!slot.told) answer(slot.item, slot.begun, {status, error});
+  give_back(slot);
+}
+
+void ReadWorker::close_file(Slot& slot) noexcept {
+  if (slot.fd < 0) return;
+  ::close(slot.fd);
+  slot.fd = -1;
+}
+
+void ReadWorker::give_back(Slot& slot) noexcept {
+  close_file(slot);
+  core_->counters.sub(Counter::kReadsInFlight);
+  if (!slot.item.op.urgent) --background_;
   slot.item.sink.reset();
   slot.dir.reset();
   slot.state = State::kFree;
   slots_.give_back(slot);
+}
+
+void ReadWorker::leak() noexcept {
+  for (Slot& slot : slots_) {
+    if (slot.state == State::kReadingWhole) core_->scratch.lose(*slot.scratch);
+  }
+  slots_.leak();
 }
 
 std::chrono::milliseconds ReadWorker::tick(Clock::time_point now) noexcept {
@@ -286,6 +404,13 @@ std::chrono::milliseconds ReadWorker::tick(Clock::time_point now) noexcept {
         start_open(slot);
       }
       if (slot.state == State::kParked) due = kRetryPause;
+    } else if (slot.state == State::kNoBuffer) {
+      if (slot.item.deadline <= now) {
+        end(slot, Status::kTimeout, 0);
+      } else if (slot.retry_at <= now) {
+        start_conversion(slot);
+      }
+      if (slot.state == State::kNoBuffer) due = kRetryPause;
     } else if (slot.state == State::kOpening && !slot.told && slot.item.deadline <= now) {
       // The medium does not even open the file. Its buffer is untouched: answer now, and let the
       // slot wait for the kernel.

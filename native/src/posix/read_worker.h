@@ -1,23 +1,18 @@
 // Reads: open, check, one vectored read of header and shards, verify, answer.
+//
+// An object in another layout that can be converted takes a second read: the whole of it into a
+// scratch buffer, verified there, then copied into the shards asked for in our order.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "posix/queue.h"
+#include "posix/read_item.h"
+#include "posix/scratch.h"
 #include "posix/slots.h"
 #include "posix/worker.h"
 
 namespace ucm::posix {
-
-struct ReadItem {
-  ReadOp op;
-  std::shared_ptr<ReadSink> sink;
-  Deadline deadline;
-
-  void answer(Outcome outcome) noexcept { sink->on_read(op.cookie, op.begin, op.end, outcome); }
-};
-using ReadQueue = IoQueue<ReadItem>;
 
 class ReadWorker final : public Worker {
  public:
@@ -25,7 +20,14 @@ class ReadWorker final : public Worker {
              ReadQueue& queue);
 
  private:
-  enum class State : std::uint8_t { kFree, kOpening, kParked, kReading };
+  enum class State : std::uint8_t {
+    kFree,
+    kOpening,
+    kParked,
+    kReading,
+    kNoBuffer,      // of another layout; all scratch buffers are in use
+    kReadingWhole,  // the whole object into a scratch buffer
+  };
   struct Slot {
     ReadItem item;
     std::shared_ptr<const Fd> dir;
@@ -35,6 +37,9 @@ class ReadWorker final : public Worker {
     iovec iov[3];
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
+    std::int64_t mtime_ns = 0;
+    const ForeignLayout* foreign = nullptr;
+    ScratchPool::Buffer* scratch = nullptr;  // owned while kReadingWhole
     Clock::time_point begun{};
     Clock::time_point retry_at{};
     std::byte* header = nullptr;
@@ -43,7 +48,8 @@ class ReadWorker final : public Worker {
     int failed = 0;  // first errno of the reads
     std::uint8_t tries = 0;
     bool truncated = false;
-    bool told = false;  // answered with a timeout while the open is stuck
+    bool header_only = false;  // the shards are read once the header has said that they are ours
+    bool told = false;         // answered with a timeout while the open is stuck
     State state = State::kFree;
   };
 
@@ -53,22 +59,30 @@ class ReadWorker final : public Worker {
   bool work_waits() const noexcept override { return queue_.size() > 0; }
   bool has_room() const noexcept override;
   std::chrono::milliseconds tick(Clock::time_point now) noexcept override;
-  void leak() noexcept override { slots_.leak(); }
+  void leak() noexcept override;
 
   void start_open(Slot& slot) noexcept;
   void opened(Slot& slot) noexcept;
   [[nodiscard]] bool is_other_than_file(const Slot& slot) const noexcept;
   void not_regular(Slot& slot) noexcept;
   void start_reads(Slot& slot) noexcept;
+  void start_conversion(Slot& slot) noexcept;
+  void converted(Slot& slot) noexcept;
+  void convert(const Slot& slot, const std::byte* object, ReadItem& item) noexcept;
   void transferred(Slot& slot, Step& step) noexcept;
   void verify(Slot& slot) noexcept;
-  void judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept;
+  /// True: ours in another layout. Else the slot has ended.
+  bool judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept;
   void corrupt(Slot& slot, const char* why) noexcept;
   void end(Slot& slot, Status status, int error) noexcept;
+  void close_file(Slot& slot) noexcept;
+  void give_back(Slot& slot) noexcept;
+  void answer(ReadItem& item, Clock::time_point begun, Outcome outcome) noexcept;
 
   ReadQueue& queue_;
   SlotPool<Slot> slots_;
-  std::size_t background_ = 0;  // open operations that are not urgent
+  std::size_t background_ = 0;   // open operations that are not urgent
+  bool expect_foreign_ = false;  // the last object was in another layout: ask headers first
 };
 
 }  // namespace ucm::posix

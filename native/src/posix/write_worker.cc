@@ -72,15 +72,13 @@ void WriteWorker::begin_write(Slot& slot) noexcept {
 bool WriteWorker::already_stored(Slot& slot) noexcept {
   struct stat st {};
   if (fstatat(slot.dir->get(), slot.path.c_str(), &st, AT_SYMLINK_NOFOLLOW) < 0) return false;
+  const auto bytes = static_cast<std::uint64_t>(st.st_size);
   bool sound = false;
-  if (S_ISREG(st.st_mode) && static_cast<std::uint64_t>(st.st_size) == core_->format.file_bytes()) {
-    // The size alone does not tell another layout from ours: ask the header.
-    const Fd fd(
-        openat(slot.dir->get(), slot.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    alignas(8) std::byte first[kIoAlign];
-    sound = fd && pread(fd.get(), first, sizeof first, 0) == static_cast<ssize_t>(sizeof first) &&
-            core_->format.judge(slot.item.op.id, first, static_cast<std::uint64_t>(st.st_size)) ==
-                Verdict::kOurs;
+  if (S_ISREG(st.st_mode) && core_->format.judge_size(bytes) != Verdict::kBad) {
+    // The size alone does not tell another layout from ours, and one we can read is as good as ours.
+    const Verdict verdict =
+        ask_header(core_->format, slot.dir->get(), slot.item.op.id, slot.path, bytes);
+    sound = verdict == Verdict::kOurs || verdict == Verdict::kConvertible;
   }
   if (!sound) core_->counters.add(Counter::kWriteReplaced);
   return sound;

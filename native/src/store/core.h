@@ -150,6 +150,7 @@ class StoreCore final : public ReadSink,
   /// Shards [begin, end) of `unit` have their outcome. Returns shards that were waited for as `how`.
   std::uint32_t settle(Unit& unit, std::uint32_t begin, std::uint32_t end, Io how, Outcome outcome);
   void copy_load(Unit& unit, Lock& lock);
+  void copy_shard_out(const std::byte* shard, const std::uint64_t* addresses) noexcept;
   void loads_lost(TaskImpl& task, Actions& actions) noexcept;
 
   // dump.cc; mu_ held
@@ -169,6 +170,7 @@ class StoreCore final : public ReadSink,
   void free_object(DumpObject& object) noexcept;
   void dumps_lost(TaskImpl& task, Status why, Actions& actions) noexcept;
   void copy_dump(Unit& unit, Lock& lock);
+  void copy_shard_in(std::byte* shard, const std::uint64_t* addresses) noexcept;
   void mark_events() noexcept;
   void watch_event(const std::shared_ptr<TaskImpl>& task);  // mu_ not held
   void give_up_queued(Actions& actions) noexcept;

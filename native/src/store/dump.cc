@@ -325,6 +325,17 @@ void StoreCore::free_object(DumpObject& object) noexcept {
   if (idle_locked()) idle_cv_.notify_all();
 }
 
+void StoreCore::copy_shard_in(std::byte* shard, const std::uint64_t* addresses) noexcept {
+  if (geometry.runs.size() == 1) {
+    return device->copy_in(shard, addresses, geometry.runs_per_shard, geometry.runs[0]);
+  }
+  for (std::uint32_t r = 0; r < geometry.runs_per_shard; ++r) {
+    const RunShape& run = geometry.runs[r % geometry.runs.size()];
+    device->copy_in(shard, addresses + r, 1, run);
+    shard += run.total();
+  }
+}
+
 void StoreCore::copy_dump(Unit& unit, Lock& lock) {
   const std::shared_ptr<TaskImpl> task = unit.keep;
   DumpObject* const object = unit.object;
@@ -353,9 +364,8 @@ void StoreCore::copy_dump(Unit& unit, Lock& lock) {
       done = device->synchronize();
     }
     for (std::size_t i = 0; i < n && done.status == Status::kOk; ++i) {
-      device->copy_in(data + geometry.shard_offset(task->shards[batch[i]]),
-                      task->addresses.data() + std::size_t{batch[i]} * geometry.runs_per_shard,
-                      geometry.runs_per_shard, geometry.run);
+      copy_shard_in(data + geometry.shard_offset(task->shards[batch[i]]),
+                    task->addresses.data() + std::size_t{batch[i]} * geometry.runs_per_shard);
     }
     const Outcome flushed = device->flush();
     if (done.status == Status::kOk) done = flushed;

@@ -241,6 +241,17 @@ bool StoreCore::on_shards(std::uint64_t cookie, std::uint32_t begin, std::uint32
   return true;
 }
 
+void StoreCore::copy_shard_out(const std::byte* shard, const std::uint64_t* addresses) noexcept {
+  if (geometry.runs.size() == 1) {
+    return device->copy_out(shard, addresses, geometry.runs_per_shard, geometry.runs[0]);
+  }
+  for (std::uint32_t r = 0; r < geometry.runs_per_shard; ++r) {
+    const RunShape& run = geometry.runs[r % geometry.runs.size()];
+    device->copy_out(shard, addresses + r, 1, run);
+    shard += run.total();
+  }
+}
+
 void StoreCore::copy_load(Unit& unit, Lock& lock) {
   const std::shared_ptr<TaskImpl> task = unit.keep;
   unit.queued_copy = false;  // rows that become ready from here on queue the unit again
@@ -255,9 +266,8 @@ void StoreCore::copy_load(Unit& unit, Lock& lock) {
       const std::uint32_t row = task->order[pos];
       if (!task->move(row, kRowReady, kRowCopying)) continue;
       if (!task->addresses.empty()) {
-        device->copy_out(unit.slot.data + geometry.shard_offset(task->shards[row]),
-                         task->addresses.data() + std::size_t{row} * geometry.runs_per_shard,
-                         geometry.runs_per_shard, geometry.run);
+        copy_shard_out(unit.slot.data + geometry.shard_offset(task->shards[row]),
+                       task->addresses.data() + std::size_t{row} * geometry.runs_per_shard);
       }
       batch[n++] = row;
     }

@@ -131,12 +131,12 @@ Store::Store(std::shared_ptr<Stage> below, std::shared_ptr<HostTier> tier,
   if (below == nullptr || device == nullptr)
     throw std::invalid_argument("store: no stage or device");
   const Geometry& g = below->geometry();
-  if (g.shard_count == 0 || g.shard_bytes == 0 ||
-      g.shard_bytes != g.runs_per_shard * g.run.total()) {
+  if (g.shard_count == 0 || g.shard_bytes == 0 || g.runs.empty() ||
+      g.runs_per_shard % g.runs.size() != 0 || g.shard_bytes != g.total_of_runs()) {
     throw std::invalid_argument("store: shard_bytes is " + std::to_string(g.shard_bytes) +
-                                ", but " + std::to_string(g.runs_per_shard) + " runs of " +
-                                std::to_string(g.run.total()) + " bytes are " +
-                                std::to_string(g.runs_per_shard * g.run.total()));
+                                ", but " + std::to_string(g.runs_per_shard) + " runs in " +
+                                std::to_string(g.runs.size()) + " shapes are " +
+                                std::to_string(g.runs.empty() ? 0 : g.total_of_runs()));
   }
   if (tier != nullptr && (tier->geometry().shard_count != g.shard_count ||
                           tier->geometry().shard_bytes != g.shard_bytes)) {

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ucm_core.adapter.blocks import NO_PAGE, BlockGrid, PageMap, PageShape
+from ucm_core.adapter.blocks import NO_PAGE, BlockGrid, PageMap, PageShape, PieceRuns
 from ucm_core.errors import UnsupportedError
+from ucm_core.store.contract import RunShape
 
 CELL = 4
+
+
+def _rows(token_stride: int) -> PieceRuns:
+    """Pieces of 16 tokens that are one run."""
+    return PieceRuns.single(RunShape(16 * token_stride), 0, token_stride)
 
 
 def _pool(layers: int, blocks: int, page: PageShape) -> np.ndarray:
@@ -60,7 +66,7 @@ def test_every_run_holds_exactly_its_tokens(
     run, offset = page.run(grid.piece_tokens, heads)
     page_bytes = pool.shape[2]
     bases = np.array([pool[i].ctypes.data for i in range(layers)], dtype=np.uint64)
-    pages = PageMap(grid, bases, page_bytes, page.token_stride, offset)
+    pages = PageMap(grid, bases, page_bytes, PieceRuns.single(run, offset, page.token_stride))
     blocks = np.array([1, 3, 5], dtype=np.int64)
     addresses = pages.addresses(grid.pages(table.astype(np.int64), blocks), blocks)
     assert addresses.dtype == np.uint64
@@ -85,7 +91,7 @@ def test_every_run_holds_exactly_its_tokens(
 
 def test_pieces_outside_the_tokens_of_a_load_are_skipped() -> None:
     grid = BlockGrid(64, 16)
-    pages = PageMap(grid, np.array([1 << 20, 1 << 21], dtype=np.uint64), 1000, 10)
+    pages = PageMap(grid, np.array([1 << 20, 1 << 21], dtype=np.uint64), 1000, _rows(10))
     table = np.arange(1, 12, dtype=np.int64)  # ends before token 176 + 16
     blocks = np.array([1, 2])
     addresses = pages.addresses(grid.pages(table, blocks, 176), blocks, 96, 176)
@@ -121,7 +127,7 @@ def test_layers_of_one_row_may_use_several_block_tables() -> None:
     """Layers 0 and 2 use the first table, layer 1 the second, which has no page for token 0 to 15."""
     grid = BlockGrid(32, 16)
     bases = np.array([1000, 2000, 3000], dtype=np.uint64)
-    pages = PageMap(grid, bases, 100, 5, tables=np.array([0, 1, 0]))
+    pages = PageMap(grid, bases, 100, _rows(5), tables=np.array([0, 1, 0]))
     blocks = np.array([0])
     tables = [grid.pages(np.array([4, 7]), blocks), grid.pages(np.array([NO_PAGE, 9]), blocks)]
     addresses = pages.addresses(np.stack(tables, axis=1), blocks)
@@ -130,7 +136,7 @@ def test_layers_of_one_row_may_use_several_block_tables() -> None:
 
 def test_a_table_of_one_row_is_the_table_of_all_layers() -> None:
     grid = BlockGrid(32, 16)
-    pages = PageMap(grid, np.array([1000, 2000], dtype=np.uint64), 100, 5)
+    pages = PageMap(grid, np.array([1000, 2000], dtype=np.uint64), 100, _rows(5))
     table = grid.pages(np.array([4, NO_PAGE]), np.array([0]))
     for shape in (table, table[:, None, :]):
         assert pages.addresses(shape, np.array([0])).tolist() == [[1400, 0], [2400, 0]]

@@ -193,7 +193,7 @@ def test_contradictions_are_refused(options: dict[str, object], piece: str) -> N
 
 
 def test_native_engine_refusal_names_the_alternatives(tmp_path: Path) -> None:
-    shape = _native.Geometry(1, 4096, 1, 4096, 1, 0, "x")
+    shape = _native.Geometry(1, 4096, 1, [(4096, 1, 0)], "x")
     with pytest.raises(_native.PosixSetupError, match=r"warp.*psync"):
         _native.PosixStage(
             shape,

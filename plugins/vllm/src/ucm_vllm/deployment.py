@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ucm_core.adapter.blocks import PageMap
+from ucm_core.adapter.layout import LayoutDescriptor
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
@@ -26,7 +27,7 @@ from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identit
 from ucm_vllm.lanes import Lane
 from ucm_vllm.lookup import LookupService
 from ucm_vllm.modes import Choice, Modes, check_modes, choose_modes
-from ucm_vllm.page_layout import fitting_block_tokens, object_layout, page_grid
+from ucm_vllm.page_layout import fitting_block_tokens, is_shared, object_layout, page_grid
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.scheduler import SchedulerSide
 from ucm_vllm.worker import WorkerSide
@@ -94,19 +95,22 @@ class Deployment:
         weights = find_weights(self.vllm_config, self.settings.model_id)
         self.weights_source = weights.source
         dtype = kv_dtype(self.facts)
-        # The bytes are stored as this engine lays them out. Until a reader can transpose them, another
-        # layout is another identity: a clean miss instead of a load that always fails.
-        layout = " ".join(dict.fromkeys(self._layouts(dtype)))
-        identity = model_identity(self.vllm_config, self.facts, weights).with_extra(layout=layout)
+        identity = model_identity(self.vllm_config, self.facts, weights)
+        # The bytes are stored as this engine lays them out, and readers convert them: the id excludes
+        # the layout. An order that does not convert to every other one is part of the id: a clean miss
+        # instead of a load that always fails.
+        private = dict.fromkeys(str(x) for x in self._layouts(dtype) if not is_shared(x))
+        if private:
+            identity = identity.with_extra(layout=" ".join(private))
         self.placement = Placement.build(self.facts, identity, self.manifest, dtype)
 
-    def _layouts(self, dtype: str) -> Iterator[str]:
+    def _layouts(self, dtype: str) -> Iterator[LayoutDescriptor]:
         """How one layer of each kind lies in an object."""
         for kind in self.facts.kinds:
             grid = page_grid(kind, self.manifest.block_tokens)
             heads = max(1, kind.total_heads // self.manifest.head_slices)
             order = self.facts.physical_order
-            yield str(object_layout(kind, order, grid, dtype, layers=1, heads=heads))
+            yield object_layout(kind, order, grid, dtype, layers=1, heads=heads)
 
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
@@ -138,14 +142,15 @@ class Deployment:
 
     def geometry(self, at: SeededCoordinate) -> Geometry:
         """One shard per layer; a shard is the coordinate's heads of every piece of a stored block."""
-        run, _ = self.placement.run(at)
+        runs = self.placement.runs(at)
         pieces = self.placement.place(at.row).grid.pieces
         return Geometry(
             shard_count=len(at.coordinate.layers),
-            shard_bytes=pieces * run.nbytes * run.count,
-            runs_per_shard=pieces,
-            run=run,
+            shard_bytes=pieces * runs.nbytes,
+            runs_per_shard=pieces * runs.count,
+            run=runs.shapes[0],
             layout=str(self.placement.layout(at)),
+            more_runs=runs.shapes[1:],
         )
 
     def store_name(self, at: SeededCoordinate) -> str:
@@ -207,8 +212,7 @@ class Deployment:
             grid=place.grid,
             bases=np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64),
             block_stride=self.check_tensors(tensors, place),
-            token_stride=self.placement.page(at.row).token_stride,
-            offset=self.placement.run(at)[1],
+            runs=self.placement.runs(at),
             tables=place.columns(at.coordinate.layers),
         )
         return Lane(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ucm_core.errors import UnsupportedError
+from ucm_vllm.packing import PageOrder, find_order, kernel_writer
 from ucm_vllm.refusals import deployment_problems, group_problems, layer_specs
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: What vLLM's spec classes mean here, by exact name: a subclass may keep other bytes under the same
 #: page, so it is refused until somebody has looked at it.
 KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla", "SlidingWindowSpec": "window"}
+#: Canonical names of torch's element types.
+DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class PageKind:
     ``engine_block``: tokens of a page. ``heads`` are kv heads in a page of one rank, ``total_heads``
     those of the model (1 for MLA); ``cell_bytes`` is what one token and head occupy in one layer (K
     and V together). ``replicas``: consecutive tensor-parallel ranks that hold the same bytes (all of
-    them for MLA). ``packing``: the kernel's private order inside a page, "" for plain rows.
+    them for MLA). ``packing`` names how a kernel packs the tokens of a page ("" for plain rows), and
+    ``page_order`` is that order where it is known.
     """
 
     kind: str
@@ -43,13 +47,19 @@ class PageKind:
     cell_bytes: int
     dtype: str
     packing: str = ""
+    page_order: PageOrder | None = None
     replicas: int = 1
     window: int | None = None
 
     @property
-    def opaque(self) -> bool:
-        """Pages are packed across their tokens by the kernel: they cannot be cut between tokens."""
+    def packed(self) -> bool:
+        """Pages are packed across their tokens by the kernel: no plain cut between tokens."""
         return bool(self.packing)
+
+    @property
+    def opaque(self) -> bool:
+        """Pages are packed in an order that nobody has described: they fit the same pages only."""
+        return self.packed and self.page_order is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +224,7 @@ def _page_kind(vllm_config: VllmConfig, spec: AttentionSpec) -> PageKind:
                 f"tensor parallelism over {tp} ranks: the model has {total} kv heads, but a rank's page "
                 f"of {type(spec).__name__} holds {spec.num_heads}; use tensor_parallel_size=1"
             )
+    packing, page_order = _packing(vllm_config, spec, kind)
     return PageKind(
         kind=kind,
         engine_block=spec.block_size,
@@ -223,7 +234,8 @@ def _page_kind(vllm_config: VllmConfig, spec: AttentionSpec) -> PageKind:
         head_size_v=spec.head_size_v,
         cell_bytes=spec.state_content_size_bytes,
         dtype=str(spec.dtype).removeprefix("torch."),
-        packing=_packing(vllm_config, spec, kind),
+        packing=packing,
+        page_order=page_order,
         replicas=replicas,
         window=getattr(spec, "sliding_window", None) if kind == "window" else None,
     )
@@ -240,18 +252,18 @@ def _check_replicas(kinds: tuple[PageKind, ...], kv_cache_config: KVCacheConfig,
         )
 
 
-def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> str:
-    """Name of the kernel's private packing of a page, "" when a page is plain rows.
+def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> tuple[str, PageOrder | None]:
+    """Name of the kernel's private packing of a page ("" when a page is plain rows), and its order.
 
     The CPU kernels pack K and V in tiles that depend on the instruction set, so two machines may
     hold different bytes under the same shape. MLA keeps plain rows everywhere.
     """
     if kind == "mla":
-        return ""
+        return "", None
     device = str(vllm_config.device_config.device_type)
     if device != "cpu":
         # What the kernels of a GPU keep inside a page is theirs to know: shared among equal deployments.
-        return f"{device}_attn"
+        return f"{device}_attn", None
     import torch
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
@@ -262,4 +274,12 @@ def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> str:
         vllm_config.cache_config.cache_dtype,
     )
     # The generic kernel is compiled once per instruction set, so its tiles may differ as well.
-    return f"cpu_attn-{isa}-{torch.backends.cpu.get_cpu_capability().lower()}"
+    name = f"cpu_attn-{isa}-{torch.backends.cpu.get_cpu_capability().lower()}"
+    short = DTYPES.get(str(spec.dtype).removeprefix("torch."))
+    if short is None or spec.head_size_v != spec.head_size or spec.kv_quant_mode.name != "NONE":
+        return name, None  # quantised while it is written: not a matter of order alone
+    write = kernel_writer(spec.dtype, spec.block_size, spec.head_size, isa)
+    try:
+        return name, find_order(short, spec.block_size, spec.head_size, write)
+    except RuntimeError:  # no kernel writes such pages: the engine will say so itself
+        return name, None

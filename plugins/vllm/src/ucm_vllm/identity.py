@@ -29,7 +29,7 @@ from ucm_core.identity import (
     encode,
     weights_identity,
 )
-from ucm_vllm.facts import Facts
+from ucm_vllm.facts import DTYPES, Facts
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -52,7 +52,6 @@ _CONFIG_LABELS = frozenset(
         "attention_dropout",
     }
 )
-_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 class Uncacheable(Exception):
@@ -167,7 +166,7 @@ def kv_dtype(facts: Facts) -> str:
     named = facts.kv_cache_dtype
     if named.startswith("fp8"):
         return "fp8_e5m2" if "e5m2" in named else "fp8_e4m3"
-    return _DTYPES.get(facts.dtype, facts.dtype)
+    return DTYPES.get(facts.dtype, facts.dtype)
 
 
 def rope_facts(model: ModelConfig) -> dict[str, Encodable] | None:

@@ -38,7 +38,7 @@ class Lane:
     def transfer(self, blocks: RowBlocks, begin: int = 0, end: int | None = None) -> BlockTransfer:
         """These blocks at this coordinate; tokens outside ``[begin, end)`` are skipped."""
         at = self.pages.addresses(blocks.pages, blocks.blocks, begin, end)
-        shape = (len(blocks), self.pages.layers, self.pages.grid.pieces)
+        shape = (len(blocks), self.pages.layers, self.pages.runs_per_shard)
         return BlockTransfer(self.store, object_ids(self.seed, blocks.links), at.reshape(shape))
 
 

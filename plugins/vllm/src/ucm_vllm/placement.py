@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.adapter.blocks import BlockGrid, PageShape
-from ucm_core.adapter.layout import LayoutDescriptor
+from ucm_core.adapter.blocks import BlockGrid, PageShape, PieceRuns
+from ucm_core.adapter.layout import ITEM_BYTES, LayoutDescriptor
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.spec import (
@@ -28,9 +28,8 @@ from ucm_core.spec import (
     SpecTable,
     rank_heads,
 )
-from ucm_core.store.contract import RunShape
 from ucm_vllm.facts import Facts, PageKind
-from ucm_vllm.page_layout import object_layout, page_grid, page_shape
+from ucm_vllm.page_layout import object_layout, page_grid, page_shape, piece_runs
 
 
 def spec_table(facts: Facts, dtype: str, block_tokens: int) -> SpecTable:
@@ -138,13 +137,15 @@ class Placement:
         """Strides inside a page of one layer of ``row``."""
         return page_shape(self.place(row).kind, self.facts.physical_order)
 
-    def run(self, at: SeededCoordinate) -> tuple[RunShape, int]:
-        """The run of one piece of this coordinate's heads, and its offset in its rank's page."""
+    def runs(self, at: SeededCoordinate) -> PieceRuns:
+        """The runs of one piece of this coordinate's heads in its rank's page."""
         place = self.place(at.row)
         first, last = at.coordinate.heads
         # First head of the rank that holds it.
         base = first // place.kind.heads * place.kind.heads
-        return self.page(at.row).run(place.grid.piece_tokens, (first - base, last - base))
+        heads = (first - base, last - base)
+        item_bytes = ITEM_BYTES.get(place.row.dtype, 1)
+        return piece_runs(place.kind, self.page(at.row), place.grid, heads, item_bytes)
 
     def layout(self, at: SeededCoordinate) -> LayoutDescriptor:
         """Order of the bytes of a coordinate's objects: runs of vLLM's own pages, one shard a layer."""

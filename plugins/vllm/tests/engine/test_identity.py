@@ -136,23 +136,6 @@ def test_path_and_served_name_do_not_matter(
     assert answers(result) == [truth("qwen3").cold[0]]
 
 
-@pytest.mark.parametrize("block", [64, 128])  # vLLM on the CPU takes multiples of 32
-def test_another_engine_block_size_answers_right(
-    block: int, engines: EnginePool, filled: Path, truth: Callable[[str], Truth]
-) -> None:
-    """Hits where the layout can be shared, a clean miss where it cannot; never a failed load."""
-    job = corpus_job(connector=ucm(filled), engine={"block_size": block})
-    first = engines.run(job).require_ok()
-    assert answers(first) == truth("qwen3").cold
-    assert first.prometheus.get(LOAD_FAILED, 0) == 0
-    whole = PREFIX // block * block  # vLLM continues from whole blocks of its own
-    assert first.external_hits(0) in (0, whole)
-    assert first.external_hits(2) == whole, "what it saved itself must fit"
-    again = engines.run(job).require_ok()
-    assert answers(again) == truth("qwen3").cold
-    assert again.external_hits(0) == whole
-
-
 def test_another_stored_block_size_in_a_named_namespace_is_refused_with_both_values(
     engines: EnginePool, kv_dir: Path
 ) -> None:

@@ -43,6 +43,27 @@ def allow_local_prefix_cache() -> None:
     CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
+def forget_page_orders() -> None:
+    """Nobody has described how this machine's kernels pack a page."""
+    from ucm_vllm import facts
+
+    facts.find_order = lambda *_: None  # type: ignore[assignment]
+
+
+def claim_pages_of_32() -> None:
+    """Write and expect the descriptor of pages of 32 tokens, whatever the pages are."""
+    from dataclasses import replace
+
+    from ucm_vllm import placement
+
+    original = placement.object_layout
+
+    def object_layout(kind: Any, order: str, grid: Any, *rest: Any) -> Any:
+        return original(kind, order, replace(grid, engine_block=32), *rest)
+
+    placement.object_layout = object_layout
+
+
 # -- before a round ------------------------------------------------------------------------------------
 
 

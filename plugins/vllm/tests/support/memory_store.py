@@ -94,8 +94,9 @@ class MemoryTask:
 
 
 def _gather(geometry: Geometry, row: np.ndarray) -> bytes:
-    run, parts = geometry.run, []
-    for address in row:
+    shapes, parts = (geometry.run, *geometry.more_runs), []
+    for index, address in enumerate(row):
+        run = shapes[index % len(shapes)]
         assert address, "a dump must not have address 0"
         parts += [
             ctypes.string_at(int(address) + i * run.stride, run.nbytes) for i in range(run.count)
@@ -104,8 +105,9 @@ def _gather(geometry: Geometry, row: np.ndarray) -> bytes:
 
 
 def _scatter(geometry: Geometry, data: bytes, row: np.ndarray) -> None:
-    run, at = geometry.run, 0
-    for address in row:
+    shapes, at = (geometry.run, *geometry.more_runs), 0
+    for index, address in enumerate(row):
+        run = shapes[index % len(shapes)]
         for i in range(run.count):
             if address:
                 ctypes.memmove(

@@ -69,8 +69,8 @@ def test_two_ranks_of_two_slices_hold_one_each_and_one_rank_holds_both() -> None
     whole = _place(_facts(), 2)
     seeds = [at.seed for at in whole.of_rank(0, 0)]
     assert [at.seed for rank in (0, 1) for at in split.of_rank(0, rank)] == seeds
-    assert [split.run(at)[1] for at in split.of_rank(0, 1)] == [0]
-    assert [whole.run(at)[1] for at in whole.of_rank(0, 0)] == [0, 4 * 256]
+    assert [split.runs(at).offsets for at in split.of_rank(0, 1)] == [(0,)]
+    assert [whole.runs(at).offsets for at in whole.of_rank(0, 0)] == [(0,), (4 * 256,)]
     for at in whole.all():
         assert str(whole.layout(at)) == str(split.layout(at))
 
@@ -105,11 +105,11 @@ def test_mla_is_one_object_on_all_ranks() -> None:
 def test_descriptors_say_how_many_bytes_a_shard_has(facts: Facts) -> None:
     placement = _place(facts)
     (at,) = placement.all()
-    run, _ = placement.run(at)
+    runs = placement.runs(at)
     layout = placement.layout(at)
     assert layout == LayoutDescriptor.parse(str(layout))
     assert layout.shard_count == 6
-    assert layout.shard_bytes == placement.rows[0].grid.pieces * run.nbytes * run.count
+    assert layout.shard_bytes == placement.rows[0].grid.pieces * runs.nbytes
 
 
 # -- elected writers -----------------------------------------------------------------------------------

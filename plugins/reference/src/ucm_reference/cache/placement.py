@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ucm_core.adapter.layout import Axis, LayoutDescriptor
+from ucm_core.adapter.layout import LayoutDescriptor
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import ModelIdentity
@@ -82,17 +82,13 @@ class Placement:
         pieces = self.pieces(row)
         shard = shape.shard_bytes(row) * (last - first) // row.heads
         tag = f"opaque.{row.role or 'kv'}" + (f".{shape.packing}" if shape.packing else "")
-        axes = (
-            Axis("layer", shape.shard_count),
-            Axis("token", pieces),
-            Axis("elem", shard // pieces),
-        )
+        axes = f"layer:{shape.shard_count},token:{pieces},elem:{shard // pieces}"
         return Geometry(
             shape.shard_count,
             shard,
             pieces,
             RunShape(shard // pieces),
-            str(LayoutDescriptor(tag, axes)),
+            str(LayoutDescriptor.parse(f"{tag}|{axes}")),
         )
 
     def store_name(self, at: SeededCoordinate) -> str:
