@@ -176,6 +176,100 @@ MODELS: dict[str, ModelRecipe] = {
         },
         seed=23,
     ),
+    # Recurrent states (Mamba2) beside attention, turn and turn about.
+    "granite_hybrid": ModelRecipe(
+        "granite_hybrid",
+        {
+            **_COMMON,
+            **_GQA,
+            "model_type": "granitemoehybrid",
+            "architectures": ["GraniteMoeHybridForCausalLM"],
+            "layer_types": ["mamba", "attention"] * 2,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 256,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 256,
+            "position_embedding_type": "rope",
+            "attention_multiplier": _GQA["head_dim"] ** -0.5,
+        },
+        seed=29,
+    ),
+    # A state and attention side by side in every layer.
+    "falcon_h1": ModelRecipe(
+        "falcon_h1",
+        {
+            **_COMMON,
+            **_GQA,
+            "model_type": "falcon_h1",
+            "architectures": ["FalconH1ForCausalLM"],
+            "num_hidden_layers": 3,
+            "mamba_d_ssm": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 256,
+        },
+        seed=37,
+    ),
+    # Layers that are one thing each: state, attention, state, feed-forward.
+    "nemotron_h": ModelRecipe(
+        "nemotron_h",
+        {
+            **{k: v for k, v in _COMMON.items() if k not in ("rope_theta", "hidden_act")},
+            **_GQA,
+            "model_type": "nemotron_h",
+            "architectures": ["NemotronHForCausalLM"],
+            "hybrid_override_pattern": "M*M-",
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "n_groups": 1,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "chunk_size": 256,
+        },
+        seed=41,
+    ),
+    # Gated delta rule in three of four layers. vLLM's CPU kernels want bf16 and heads of 128.
+    "qwen3_next": ModelRecipe(
+        "qwen3_next",
+        {
+            **{k: v for k, v in _COMMON.items() if k != "rope_theta"},
+            **_GQA,
+            "model_type": "qwen3_next",
+            "architectures": ["Qwen3NextForCausalLM"],
+            "torch_dtype": "bfloat16",
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+        seed=31,
+    ),
     # 40 M parameters: big enough that skipping a prefill shows on a clock.
     "demo": ModelRecipe(
         "llama",
@@ -272,7 +366,107 @@ def _gpt_oss_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
     yield TensorRecipe(f"{stacked}.down_proj_bias", (experts, hidden), std=0.1)
 
 
-_WHOLE_LAYERS = {"gemma3": _gemma_layer, "gpt_oss": _gpt_oss_layer}
+def _granite_hybrid_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    hidden, inner = c["hidden_size"], c["shared_intermediate_size"]
+    yield _norm(f"{prefix}.input_layernorm", hidden)
+    yield _norm(f"{prefix}.post_attention_layernorm", hidden)
+    if c["layer_types"][int(prefix.rsplit(".", 1)[1])] == "attention":
+        yield from _grouped_attention(f"{prefix}.self_attn", c, qk_norm=False)
+    else:
+        yield from _mamba2(f"{prefix}.mamba", c)
+    yield _linear(f"{prefix}.shared_mlp.input_linear", 2 * inner, hidden)
+    yield _linear(f"{prefix}.shared_mlp.output_linear", hidden, inner)
+
+
+def _mamba2(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    """A state that remembers about a hundred tokens, so that a wrong one changes the answer."""
+    hidden, heads, kernel = c["hidden_size"], c["mamba_n_heads"], c["mamba_d_conv"]
+    inner = heads * c["mamba_d_head"]
+    convolved = inner + 2 * c["mamba_n_groups"] * c["mamba_d_state"]
+    yield _linear(f"{prefix}.in_proj", inner + convolved + heads, hidden)
+    yield TensorRecipe(f"{prefix}.conv1d.weight", (convolved, 1, kernel), std=kernel**-0.5)
+    yield TensorRecipe(f"{prefix}.conv1d.bias", (convolved,), std=0.1)
+    yield TensorRecipe(f"{prefix}.A_log", (heads,), value=-4.0)
+    yield TensorRecipe(f"{prefix}.D", (heads,), value=0.5)
+    yield TensorRecipe(f"{prefix}.dt_bias", (heads,), value=0.0)
+    if c.get("mamba_rms_norm", True):
+        yield _norm(f"{prefix}.norm", inner)
+    yield _linear(f"{prefix}.out_proj", hidden, inner, 4.0)
+
+
+def _falcon_h1_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    yield _norm(f"{prefix}.input_layernorm", c["hidden_size"])
+    yield _norm(f"{prefix}.pre_ff_layernorm", c["hidden_size"])
+    yield from _mamba2(f"{prefix}.mamba", {**c, "mamba_rms_norm": False})
+    yield from _grouped_attention(f"{prefix}.self_attn", c, qk_norm=False)
+    yield from _mlp(f"{prefix}.feed_forward", c["hidden_size"], c["intermediate_size"])
+
+
+def _nemotron_h_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    kind = c["hybrid_override_pattern"][int(prefix.rsplit(".", 1)[1])]
+    yield _norm(f"{prefix}.norm", c["hidden_size"])
+    if kind == "*":
+        yield from _grouped_attention(f"{prefix}.mixer", c, qk_norm=False)
+    elif kind == "M":
+        names = {"mamba_n_heads": "mamba_num_heads", "mamba_d_head": "mamba_head_dim"}
+        names |= {"mamba_n_groups": "n_groups", "mamba_d_state": "ssm_state_size"}
+        names |= {"mamba_d_conv": "conv_kernel"}
+        yield from _mamba2(f"{prefix}.mixer", {**c, **{k: c[v] for k, v in names.items()}})
+    else:
+        yield _linear(f"{prefix}.mixer.up_proj", c["intermediate_size"], c["hidden_size"])
+        yield _linear(f"{prefix}.mixer.down_proj", c["hidden_size"], c["intermediate_size"])
+
+
+def _qwen3_next_layer(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    """Scales are stored as their distance from 1."""
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    yield _norm(f"{prefix}.input_layernorm", hidden, 0.0)
+    yield _norm(f"{prefix}.post_attention_layernorm", hidden, 0.0)
+    if c["layer_types"][int(prefix.rsplit(".", 1)[1])] == "full_attention":
+        yield _linear(f"{prefix}.self_attn.q_proj", 2 * heads * dim, hidden)  # with a gate
+        yield _linear(f"{prefix}.self_attn.k_proj", kv_heads * dim, hidden)
+        yield _linear(f"{prefix}.self_attn.v_proj", kv_heads * dim, hidden)
+        yield _linear(f"{prefix}.self_attn.o_proj", hidden, heads * dim, 6.0)
+        yield _norm(f"{prefix}.self_attn.q_norm", dim, 1.0)
+        yield _norm(f"{prefix}.self_attn.k_norm", dim, 1.0)
+    else:
+        yield from _gated_delta_net(f"{prefix}.linear_attn", c)
+    inner = c["moe_intermediate_size"]
+    yield _linear(f"{prefix}.mlp.gate", c["num_experts"], hidden)
+    yield from _mlp(f"{prefix}.mlp.shared_expert", hidden, c["shared_expert_intermediate_size"])
+    yield _linear(f"{prefix}.mlp.shared_expert_gate", 1, hidden)
+    for expert in range(c["num_experts"]):
+        yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, inner)
+
+
+def _gated_delta_net(prefix: str, c: Mapping[str, Any]) -> Iterator[TensorRecipe]:
+    hidden, kernel = c["hidden_size"], c["linear_conv_kernel_dim"]
+    keys = c["linear_num_key_heads"] * c["linear_key_head_dim"]
+    heads = c["linear_num_value_heads"]
+    values = heads * c["linear_value_head_dim"]
+    yield _linear(f"{prefix}.in_proj_qkvz", 2 * keys + 2 * values, hidden)
+    yield _linear(f"{prefix}.in_proj_ba", 2 * heads, hidden)
+    shape = (2 * keys + values, 1, kernel)
+    yield TensorRecipe(f"{prefix}.conv1d.weight", shape, std=kernel**-0.5)
+    yield TensorRecipe(f"{prefix}.A_log", (heads,), value=-4.0)
+    yield TensorRecipe(f"{prefix}.dt_bias", (heads,), value=0.0)
+    yield _norm(f"{prefix}.norm", c["linear_value_head_dim"])
+    yield _linear(f"{prefix}.out_proj", hidden, values, 4.0)
+
+
+_WHOLE_LAYERS = {
+    "gemma3": _gemma_layer,
+    "gpt_oss": _gpt_oss_layer,
+    "granite_hybrid": _granite_hybrid_layer,
+    "falcon_h1": _falcon_h1_layer,
+    "nemotron_h": _nemotron_h_layer,
+    "qwen3_next": _qwen3_next_layer,
+}
+#: Where the last norm has another name.
+_FINAL_NORM = {"falcon_h1": "model.final_layernorm", "nemotron_h": "model.norm_f"}
+#: Families that store a norm's scale as its distance from 1.
+_ZERO_CENTRED = ("gemma3", "qwen3_next")
 
 
 def tensors_of(recipe: ModelRecipe) -> Iterator[TensorRecipe]:
@@ -303,7 +497,8 @@ def tensors_of(recipe: ModelRecipe) -> Iterator[TensorRecipe]:
                 yield from _mlp(f"{prefix}.mlp.experts.{expert}", hidden, inner)
         else:
             yield from _mlp(f"{prefix}.mlp", hidden, c["intermediate_size"])
-    yield _norm("model.norm", hidden, 0.0 if recipe.family == "gemma3" else 1.0)
+    final = _FINAL_NORM.get(recipe.family, "model.norm")
+    yield _norm(final, hidden, 0.0 if recipe.family in _ZERO_CENTRED else 1.0)
     yield _linear("lm_head", vocab, hidden, 4.0)
 
 

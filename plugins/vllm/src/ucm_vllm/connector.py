@@ -149,7 +149,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         state = scheduler_output.kv_connector_block_state
         assert state is not None, f"vLLM gave no block state; supported vLLM: {SUPPORTED}"
-        return self._sched.build(scheduler_output, state.get_block_ids)
+        return self._sched.build(
+            scheduler_output, state.get_block_ids, state.boundary_state_offloads
+        )
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         spoiled = self._sched.update(connector_output)

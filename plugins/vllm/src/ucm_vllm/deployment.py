@@ -13,23 +13,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ucm_core.adapter.blocks import PageMap
+from ucm_core.adapter.blocks import PageMap, PieceRuns
 from ucm_core.adapter.layout import LayoutDescriptor
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
 from ucm_core.spec import TARGET, SeededCoordinate
-from ucm_core.store.contract import BlockStore, Geometry
+from ucm_core.store.contract import BlockStore, Geometry, RunShape
 from ucm_vllm.devices import HOST, KvDevice
 from ucm_vllm.events import KvEvents
-from ucm_vllm.facts import Facts, read_facts
+from ucm_vllm.facts import Facts, layer_number, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lanes import Lane
 from ucm_vllm.lookup import LookupService
 from ucm_vllm.modes import Choice, Modes, check_modes, choose_modes
 from ucm_vllm.page_layout import fitting_block_tokens, is_shared, object_layout, page_grid
-from ucm_vllm.placement import Placement, RowPlace
+from ucm_vllm.placement import Placement, RowPlace, StatePlace
 from ucm_vllm.scheduler import SchedulerSide
+from ucm_vllm.states import check_state_tensors
 from ucm_vllm.worker import WorkerSide
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Deployment:
             heads = max(1, kind.total_heads // self.manifest.head_slices)
             order = self.facts.physical_order
             yield object_layout(kind, order, grid, dtype, layers=1, heads=heads)
+        for state in self.facts.states:
+            yield state.layout(layers=1)
 
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
@@ -141,7 +144,17 @@ class Deployment:
     # -- coordinates, geometry, stores -------------------------------------------------------------
 
     def geometry(self, at: SeededCoordinate) -> Geometry:
-        """One shard per layer; a shard is the coordinate's heads of every piece of a stored block."""
+        """One shard per layer; a shard is the coordinate's heads of every piece of a stored block, or a
+        whole state."""
+        state = self.placement.state_place(at.row)
+        if state is not None:
+            return Geometry(
+                shard_count=len(at.coordinate.layers),
+                shard_bytes=state.kind.nbytes,
+                runs_per_shard=1,
+                run=RunShape(state.kind.nbytes),
+                layout=str(self.placement.layout(at)),
+            )
         runs = self.placement.runs(at)
         pieces = self.placement.place(at.row).grid.pieces
         return Geometry(
@@ -189,12 +202,18 @@ class Deployment:
         self, kv_caches: dict[str, torch.Tensor], pp_rank: int, tp_rank: int
     ) -> WorkerSide:
         """Moves the bytes of one rank. ``kv_caches``: vLLM's layer name -> tensor; kept alive by vLLM."""
-        names = self._layer_names(kv_caches, pp_rank)
-        self.device = KvDevice.of([kv_caches[name] for name in names.values()])
-        lanes = [
-            self._lane(at, [kv_caches[names[layer]] for layer in at.coordinate.layers], tp_rank)
-            for at in self.placement.of_rank(pp_rank, tp_rank)
-        ]
+        names, states = self._layer_names(kv_caches, pp_rank)
+        self.device = KvDevice.of([kv_caches[n] for n in (*names.values(), *states.values())])
+        lanes = []
+        for at in self.placement.of_rank(pp_rank, tp_rank):
+            place = self.placement.state_place(at.row)
+            of = names if place is None else states
+            tensors = [kv_caches[of[layer]] for layer in at.coordinate.layers]
+            lanes.append(
+                self._lane(at, tensors, tp_rank)
+                if place is None
+                else self._state_lane(at, tensors, place)
+            )
         return WorkerSide(
             lanes,
             timeout_s=self.settings.timeout_ms / 1000,
@@ -227,23 +246,54 @@ class Deployment:
             windowed=at.row.window is not None,
         )
 
-    def _layer_names(self, kv_caches: dict[str, torch.Tensor], pp_rank: int) -> dict[int, str]:
-        """Layer number -> vLLM's name, of this rank's layers with KV; exactly its pipeline stage."""
-        from vllm.model_executor.models.utils import extract_layer_index
+    def _state_lane(
+        self, at: SeededCoordinate, tensors: Sequence[torch.Tensor], place: StatePlace
+    ) -> Lane:
+        """States lie at the start of their block in each layer's tensor."""
+        blocks = self.kv_cache_config.num_blocks
+        pages = PageMap(
+            grid=place.grid,
+            bases=np.array([tensor.data_ptr() for tensor in tensors], dtype=np.uint64),
+            block_stride=check_state_tensors(tensors, place.kind, blocks),
+            runs=PieceRuns.single(RunShape(place.kind.nbytes), 0, 0),
+            tables=place.columns(at.coordinate.layers),
+        )
+        return Lane(
+            row=place.index,
+            row_name=at.row.name,
+            store=self.store(at),
+            seed=at.seed,
+            pages=pages,
+            block_bytes=place.kind.nbytes * len(tensors),
+            windowed=True,
+            snapshot=True,
+        )
 
+    def _layer_names(
+        self, kv_caches: dict[str, torch.Tensor], pp_rank: int
+    ) -> tuple[dict[int, str], dict[int, str]]:
+        """Layer number -> vLLM's name, of this rank's layers with KV (exactly its pipeline stage) and of
+        those with states."""
         groups = self.kv_cache_config.kv_cache_groups
-        names = {extract_layer_index(n): n for group in groups for n in group.layer_names}
+        names: dict[int, str] = {}
+        states: dict[int, str] = {}
+        for group, kind in zip(groups, self.facts.tables, strict=True):
+            of, layers = (states if kind is None else names), len(self.facts.kind_of)
+            for name in group.layer_names:
+                of[layer_number(name, layers, state=kind is None)] = name
         first, last = self.facts.stages[pp_rank]
         wanted = {i for i in range(first, last) if self.facts.kind_of[i] is not None}
-        if set(names) != wanted or len(names) != sum(len(g.layer_names) for g in groups):
+        found = len(names) + len(states)
+        if set(names) != wanted or found != sum(len(g.layer_names) for g in groups):
             raise UnsupportedError(
                 f"pipeline stage {pp_rank} should hold layers {first}..{last - 1}, one KV cache each; "
                 f"vLLM registered {sorted(n for group in groups for n in group.layer_names)}"
             )
-        missing = [name for name in names.values() if name not in kv_caches]
+        every = (*names.values(), *states.values())
+        missing = [name for name in every if name not in kv_caches]
         if missing:
             raise UnsupportedError(f"vLLM registered no KV cache for layers {missing}")
-        return names
+        return names, states
 
     def check_tensors(self, tensors: Sequence[torch.Tensor], place: RowPlace) -> int:
         """Compare the real tensors with what the configuration promised; returns the block stride.

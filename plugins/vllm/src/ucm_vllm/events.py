@@ -86,6 +86,8 @@ class KvEvents:
     def stored(self, request: Request, op: TransferOp, durable: npt.NDArray[np.bool_]) -> None:
         """A save has ended on every worker; ``durable``: by number, which of its blocks are stored."""
         for part, offset in zip(op.parts, op.offsets, strict=True):
+            if part.row >= len(self._rows):
+                continue  # a state: vLLM has no event for what is no block of tokens
             mine = np.flatnonzero(durable[offset : offset + len(part)])
             self._stored_of_row(request, self._rows[part.row], part.only(mine))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ucm_core.errors import UnsupportedError
 from ucm_vllm.packing import PageOrder, find_order, kernel_writer
 from ucm_vllm.refusals import deployment_problems, group_problems, layer_specs
+from ucm_vllm.states import STATE_SPECS, StateKind, state_kind, state_problems
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,19 +68,25 @@ class Facts:
     """The layers of a model and where this deployment cuts them.
 
     ``kind_of``: per layer of the whole model its index in ``kinds``, None for a layer without KV of
-    its own. ``tables``: per KV cache group of vLLM, each with a block table, the kind of its layers.
-    ``table_of``: layer -> group, as far as this process knows (of its own pipeline stage, at least).
-    ``stages`` holds the layer range ``[first, last)`` of every pipeline stage.
+    its own. ``tables``: per KV cache group of vLLM, each with a block table, the kind of its layers,
+    None for a group of states. ``table_of``: layer -> group, as far as this process knows (of its own
+    pipeline stage, at least). ``states``, ``state_kind_of``, ``state_tables``, ``state_table_of``: the
+    same of recurrent states, which a layer may have beside KV. ``stages`` holds the layer range
+    ``[first, last)`` of every pipeline stage.
     """
 
     kinds: tuple[PageKind, ...]
     kind_of: tuple[int | None, ...]
-    tables: tuple[int, ...]
+    tables: tuple[int | None, ...]
     table_of: Mapping[int, int]
     kv_cache_dtype: str
     physical_order: str
     stages: tuple[tuple[int, int], ...]
     tp: int
+    states: tuple[StateKind, ...] = ()
+    state_kind_of: tuple[int | None, ...] = ()
+    state_tables: tuple[int | None, ...] = ()
+    state_table_of: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
@@ -89,7 +96,8 @@ class Facts:
     @property
     def alignment(self) -> int:
         """vLLM continues only from multiples of this many tokens."""
-        return math.lcm(*(kind.engine_block for kind in self.kinds))
+        pages = (kind.engine_block for kind in self.kinds)
+        return math.lcm(*pages, *(kind.engine_block for kind in self.states))
 
     @property
     def shards(self) -> int:
@@ -103,19 +111,21 @@ class Facts:
 
     @property
     def continues_anywhere(self) -> bool:
-        """True when a request can go on after any of its valid blocks: nothing is windowed, and a
-        block id says which tokens it holds. Else a failed load is a failed request's load."""
+        """True when a request can go on after any of its valid blocks: nothing is windowed, no state is
+        needed, and a block id says which tokens it holds. Else a failed load is a failed request's load."""
         return len(self.tables) == 1 and all(kind.window is None for kind in self.kinds)
 
 
 def read_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     """The facts, or :class:`UnsupportedError` naming every reason why this cannot be cached."""
     problems = deployment_problems(vllm_config)
-    problems += group_problems(kv_cache_config, frozenset(KINDS))
+    problems += group_problems(kv_cache_config, frozenset(KINDS), STATE_SPECS)
+    for spec in _state_specs(kv_cache_config):
+        problems += state_problems(spec, vllm_config)
     if problems:
         raise UnsupportedError(
             "UCMConnector cannot serve this deployment:\n"
-            + "\n".join(f"  - {problem}" for problem in problems)
+            + "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
         )
     return _facts(vllm_config, kv_cache_config)
 
@@ -127,14 +137,20 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     layers = model.get_total_num_hidden_layers()
     groups = kv_cache_config.kv_cache_groups
-    declared = [_page_kind(vllm_config, layer_specs(g.kv_cache_spec)[0]) for g in groups]
-    kinds = tuple(dict.fromkeys(declared))
-    tables = tuple(kinds.index(kind) for kind in declared)
-    table_of = _tables(kv_cache_config, layers)
+    declared = [_declared(vllm_config, layer_specs(g.kv_cache_spec)[0]) for g in groups]
+    kinds = tuple(dict.fromkeys(kind for kind in declared if isinstance(kind, PageKind)))
+    states = tuple(dict.fromkeys(kind for kind in declared if isinstance(kind, StateKind)))
+    tables = tuple(kinds.index(k) if isinstance(k, PageKind) else None for k in declared)
+    state_tables = tuple(states.index(k) if isinstance(k, StateKind) else None for k in declared)
+    table_of = _tables(kv_cache_config, layers, [i for i, t in enumerate(tables) if t is not None])
+    with_states = [i for i, t in enumerate(state_tables) if t is not None]
+    state_table_of = _tables(kv_cache_config, layers, with_states, state=True)
     if len(groups) == 1:  # the names are those of one pipeline stage only, but all layers are alike
         kind_of: tuple[int | None, ...] = (0,) * layers
     else:
-        named = {layer: tables[table] for layer, table in table_of.items()}
+        named = {
+            layer: of for layer, table in table_of.items() if (of := tables[table]) is not None
+        }
         kind_of = kinds_of_layers(model, kinds, named, layers, stages=pp)
     _check_replicas(kinds, kv_cache_config, tp)
     dtypes = sorted({kind.dtype for kind in kinds})
@@ -151,18 +167,48 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
         physical_order=str(kv_cache_config.kv_cache_layout or ""),
         stages=tuple(get_pp_indices(layers, rank, pp) for rank in range(pp)),
         tp=tp,
+        states=states,
+        state_kind_of=tuple(
+            state_tables[state_table_of[i]] if i in state_table_of else None for i in range(layers)
+        ),
+        state_tables=state_tables,
+        state_table_of=state_table_of,
     )
 
 
-def _tables(kv_cache_config: KVCacheConfig, layers: int) -> dict[int, int]:
-    """Layer -> group, of the layers that vLLM names to this process."""
+def _state_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
+    specs = [layer_specs(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
+    return [spec for spec in specs if type(spec).__name__ in STATE_SPECS]
+
+
+def _declared(vllm_config: VllmConfig, spec: Any) -> PageKind | StateKind:
+    """What a group of vLLM keeps."""
+    if type(spec).__name__ in STATE_SPECS:
+        return state_kind(spec, str(vllm_config.device_config.device_type))
+    return _page_kind(vllm_config, spec)
+
+
+def layer_number(name: str, layers: int, *, state: bool) -> int:
+    """The layer that a cache of vLLM belongs to, in a model of ``layers`` layers.
+
+    vLLM tells caches by number, so a layer that has a state beside KV gives the state a second one: its
+    own plus ``layers``.
+    """
     from vllm.model_executor.models.utils import extract_layer_index
 
+    number = int(extract_layer_index(name))
+    return number - layers if state and number >= layers else number
+
+
+def _tables(
+    kv_cache_config: KVCacheConfig, layers: int, tables: Sequence[int], *, state: bool = False
+) -> dict[int, int]:
+    """Layer -> group, of the layers that vLLM names to this process; of some of the groups."""
     found: dict[int, int] = {}
     names: dict[int, str] = {}
-    for table, group in enumerate(kv_cache_config.kv_cache_groups):
-        for name in group.layer_names:
-            index = extract_layer_index(name)
+    for table in tables:
+        for name in kv_cache_config.kv_cache_groups[table].layer_names:
+            index = layer_number(name, layers, state=state)
             if index >= layers or index in names:
                 other = f" as {names[index]} has" if index in names else ""
                 raise UnsupportedError(

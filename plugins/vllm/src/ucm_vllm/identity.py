@@ -70,6 +70,17 @@ def object_ids(seed: bytes, links: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint
     return ids
 
 
+def snapshot_ids(
+    seed: bytes, links: npt.NDArray[np.uint8], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """``uint8[N, 16]`` ids of the states after ``positions[N]`` tokens, where ``links[N, 32]`` end."""
+    ids = np.empty((len(links), 16), dtype=np.uint8)
+    if len(links):
+        where = np.ascontiguousarray(positions, dtype=np.uint64)
+        _native.hash.snapshot_ids(seed, np.ascontiguousarray(links), where, ids)
+    return ids
+
+
 # -- requests ------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from ucm_core.adapter.blocks import PageMap
 from ucm_core.adapter.layers import RowTransfer
 from ucm_core.adapter.transfer import BlockTransfer
 from ucm_core.store.contract import BlockStore
-from ucm_vllm.identity import object_ids
+from ucm_vllm.identity import object_ids, snapshot_ids
 from ucm_vllm.messages import RowBlocks, TransferOp
 
 
@@ -23,6 +23,7 @@ class Lane:
     ``row``: index of its row, ``row_name``: the row's name. ``replica``/``replicas``: content equal on
     several ranks has one writer per block, elected by block index. ``block_bytes``: bytes of one
     stored block at this coordinate. ``windowed``: vLLM may take its blocks back while their request runs.
+    ``snapshot``: its objects are whole states, known by their position as well.
     """
 
     row: int
@@ -34,12 +35,20 @@ class Lane:
     replica: int = 0
     replicas: int = 1
     windowed: bool = False
+    snapshot: bool = False
 
     def transfer(self, blocks: RowBlocks, begin: int = 0, end: int | None = None) -> BlockTransfer:
         """These blocks at this coordinate; tokens outside ``[begin, end)`` are skipped."""
         at = self.pages.addresses(blocks.pages, blocks.blocks, begin, end)
         shape = (len(blocks), self.pages.layers, self.pages.runs_per_shard)
-        return BlockTransfer(self.store, object_ids(self.seed, blocks.links), at.reshape(shape))
+        if not self.snapshot:
+            return BlockTransfer(self.store, object_ids(self.seed, blocks.links), at.reshape(shape))
+        ends = (blocks.blocks + 1) * self.pages.grid.block_tokens
+        ids = snapshot_ids(self.seed, blocks.links, ends)
+        transfer = BlockTransfer(self.store, ids, at.reshape(shape))
+        if not at.all():  # a state is usable whole or not at all: nothing may be skipped
+            transfer.refused.append("vLLM gave no block for a state")
+        return transfer
 
 
 @dataclass(slots=True)

@@ -74,6 +74,11 @@ def check_modes(modes: Modes, facts: Facts, vllm_config: VllmConfig) -> None:
             "a failed synchronous load of such a model; saves alone can be layer by layer: "
             'use_layerwise: "save"'
         )
+    if modes.layered_saves and facts.states:
+        problems.append(
+            "the model has recurrent states: vLLM calls for its attention layers alone, so no call says "
+            "that a state is complete; set use_layerwise to false"
+        )
     parallel = vllm_config.parallel_config
     in_flight = [
         name

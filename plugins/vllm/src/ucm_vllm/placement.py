@@ -8,6 +8,7 @@ block table of its own.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +31,34 @@ from ucm_core.spec import (
 )
 from ucm_vllm.facts import Facts, PageKind
 from ucm_vllm.page_layout import object_layout, page_grid, page_shape, piece_runs
+from ucm_vllm.states import StateKind
 
 
 def spec_table(facts: Facts, dtype: str, block_tokens: int) -> SpecTable:
     """The rows of a model: its layers grouped by what they are, whatever groups vLLM made of them."""
-    layers = [_layer(facts, index, dtype) for index in range(len(facts.kind_of))]
+    layers: list[LayerSpec] = []
+    for index in range(len(facts.kind_of)):
+        state = _state_layer(facts, index, block_tokens)
+        if state is not None:
+            layers.append(state)
+        if state is None or facts.kind_of[index] is not None:
+            layers.append(_layer(facts, index, dtype))
     return SpecTable.from_layers(layers, grain=block_tokens)
+
+
+def _state_layer(facts: Facts, index: int, grain: int) -> LayerSpec | None:
+    number = facts.state_kind_of[index] if facts.states else None
+    if number is None:
+        return None
+    kind = facts.states[number]
+    return LayerSpec(
+        index=index,
+        name=f"layers.{index}.state",
+        kind=Kind.SNAPSHOT,
+        entry_bytes=kind.nbytes,
+        dtype="bytes",
+        grid=math.lcm(kind.engine_block, grain),
+    )
 
 
 def _layer(facts: Facts, index: int, dtype: str) -> LayerSpec:
@@ -59,16 +82,16 @@ def _layer(facts: Facts, index: int, dtype: str) -> LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlace:
-    """One row in vLLM's pages. ``index``: its place among the rows, as messages name it.
+class Place:
+    """One row in vLLM's blocks. ``index``: its place among the rows, as messages name it.
 
     ``tables``: vLLM's groups of its kind, ascending; ``column_of``: per layer of this process's stage,
-    which of them.
+    which of them. ``salt`` tells the blocks of rows that end at one link apart in memories keyed by 64
+    bits.
     """
 
     index: int
     row: GroupSpec
-    kind: PageKind
     grid: BlockGrid
     tables: tuple[int, ...]
     column_of: dict[int, int]
@@ -80,13 +103,32 @@ class RowPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class RowPlace(Place):
+    """A chain row: its blocks lie in pages of ``kind``."""
+
+    kind: PageKind
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlace(Place):
+    """A snapshot row. Block ``i`` stands for the state after ``(i + 1) * row.block_tokens`` tokens, which
+    is one block of vLLM in each of ``tables``; ``grid`` is of one piece."""
+
+    kind: StateKind
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """How this deployment cuts a namespace's objects; refuses at construction what cannot be cut."""
+    """How this deployment cuts a namespace's objects; refuses at construction what cannot be cut.
+
+    ``rows``: the chain rows, ``states``: the snapshot rows; messages number them in this order.
+    """
 
     facts: Facts
     table: SpecTable
     keys: KeySpace
     rows: tuple[RowPlace, ...]
+    states: tuple[StatePlace, ...] = ()
 
     @classmethod
     def build(
@@ -96,7 +138,11 @@ class Placement:
         stages = {"target": [range(*stage) for stage in facts.stages]}
         keys = KeySpace(table, identity, stages=stages, slices=manifest.head_slices)
         rows = tuple(_place(facts, keys, index, row) for index, row in enumerate(table.chains))
-        placement = cls(facts, table, keys, rows)
+        states = tuple(
+            _state_place(facts, keys, index, row)
+            for index, row in enumerate(table.snapshots, len(rows))
+        )
+        placement = cls(facts, table, keys, rows, states)
         for rank in range(facts.tp):
             placement.of_rank(0, rank)
         return placement
@@ -106,16 +152,25 @@ class Placement:
         """Tokens of one link of the content chain."""
         return self.table.grain
 
+    @property
+    def places(self) -> tuple[RowPlace | StatePlace, ...]:
+        """All rows that are stored, as messages number them."""
+        return (*self.rows, *self.states)
+
     def place(self, row: GroupSpec) -> RowPlace:
         return next(place for place in self.rows if place.row.name == row.name)
 
+    def state_place(self, row: GroupSpec) -> StatePlace | None:
+        """None: not a snapshot row."""
+        return next((place for place in self.states if place.row.name == row.name), None)
+
     def all(self) -> tuple[SeededCoordinate, ...]:
         """Every coordinate of every row; a block is there when all of its row are."""
-        return tuple(at for place in self.rows for at in self.keys.of(place.row.name))
+        return tuple(at for place in self.places for at in self.keys.of(place.row.name))
 
     def of_rank(self, pp_rank: int, tp_rank: int) -> list[SeededCoordinate]:
         """The coordinates whose bytes this rank holds (its replicas hold the same)."""
-        return [at for place in self.rows for at in self._held(place.row, pp_rank, tp_rank)]
+        return [at for place in self.places for at in self._held(place.row, pp_rank, tp_rank)]
 
     def _held(self, row: GroupSpec, pp_rank: int, tp_rank: int) -> list[SeededCoordinate]:
         first, last = rank_heads(row, tp_rank, self.facts.tp)
@@ -149,6 +204,9 @@ class Placement:
 
     def layout(self, at: SeededCoordinate) -> LayoutDescriptor:
         """Order of the bytes of a coordinate's objects: runs of vLLM's own pages, one shard a layer."""
+        state = self.state_place(at.row)
+        if state is not None:
+            return state.kind.layout(len(at.coordinate.layers))
         return self._layout(self.place(at.row), at.coordinate)
 
     def _layout(self, place: RowPlace, coordinate: Coordinate) -> LayoutDescriptor:
@@ -185,6 +243,30 @@ def _place(facts: Facts, keys: KeySpace, index: int, row: GroupSpec) -> RowPlace
             for layer in row.layers
             if layer in facts.table_of
         },
-        # Tells the blocks of rows that end at one link apart in memories keyed by 64 bits.
-        salt=int.from_bytes(keys.of(row.name)[0].seed[:8], "little"),
+        salt=_salt(keys, row),
     )
+
+
+def _state_place(facts: Facts, keys: KeySpace, index: int, row: GroupSpec) -> StatePlace:
+    numbers = {facts.state_kind_of[layer] for layer in row.layers}
+    if len(numbers) != 1 or None in numbers:
+        raise UnsupportedError(
+            f"row {row.name}: its layers have states of several kinds ({sorted(map(str, numbers))}) that "
+            "are equally large, which is not supported yet"
+        )
+    (number,) = numbers
+    assert number is not None
+    tables = tuple(table for table, of in enumerate(facts.state_tables) if of == number)
+    return StatePlace(
+        index=index,
+        row=row,
+        kind=facts.states[number],
+        grid=BlockGrid(row.block_tokens, row.block_tokens),
+        tables=tables,
+        column_of={layer: tables.index(facts.state_table_of[layer]) for layer in row.layers},
+        salt=_salt(keys, row),
+    )
+
+
+def _salt(keys: KeySpace, row: GroupSpec) -> int:
+    return int.from_bytes(keys.of(row.name)[0].seed[:8], "little")

@@ -14,7 +14,6 @@ _KNOWN_LATER = {
     "SlidingWindowMLASpec": "sliding-window MLA",
     "ChunkedLocalAttentionSpec": "chunked local attention",
     "SinkFullAttentionSpec": "attention with sink blocks",
-    "MambaSpec": "recurrent states",
     "CrossAttentionSpec": "cross attention",
     "EncoderOnlyAttentionSpec": "encoder-only attention",
 }
@@ -51,8 +50,13 @@ def deployment_problems(vllm_config: VllmConfig) -> list[str]:
     return problems
 
 
-def group_problems(kv_cache_config: KVCacheConfig, supported: frozenset[str]) -> list[str]:
-    """What is wrong with the model's KV cache groups. ``supported``: exact names of spec classes."""
+def group_problems(
+    kv_cache_config: KVCacheConfig,
+    supported: frozenset[str],
+    states: frozenset[str] = frozenset(),
+) -> list[str]:
+    """What is wrong with the model's KV cache groups. ``supported``: exact names of spec classes of KV,
+    ``states``: of recurrent states."""
     groups = kv_cache_config.kv_cache_groups
     if not groups:
         return ["the model has no KV cache groups: there is nothing to keep"]
@@ -65,7 +69,7 @@ def group_problems(kv_cache_config: KVCacheConfig, supported: frozenset[str]) ->
                 f"the layers of the KV cache group of {name} differ in shape or dtype, not "
                 "supported yet"
             )
-        elif name not in supported:
+        elif name not in supported | states:
             known = _KNOWN_LATER.get(name)
             what = f"{known} (spec {name}) is" if known else f"the unknown KV cache spec {name} is"
             problems.append(f"{what} not supported yet")
@@ -73,8 +77,15 @@ def group_problems(kv_cache_config: KVCacheConfig, supported: frozenset[str]) ->
             problems.append(
                 f"the KV cache group of {name} is kept on the host by another connector"
             )
-        else:
+        elif name not in states:
             problems += _spec_problems(specs[0])
+    if not problems and all(
+        type(layer_specs(group.kv_cache_spec)[0]).__name__ in states for group in groups
+    ):
+        problems.append(
+            "the model has recurrent states alone, not supported yet: without KV by position nothing "
+            "says how far a stored prefix reaches"
+        )
     return list(dict.fromkeys(problems))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,9 @@ from ucm_core.adapter.blocks import NO_PAGE
 from ucm_core.identity import ContentChain
 from ucm_vllm.keys import Prints, fingerprints
 from ucm_vllm.messages import Links, RowBlocks
-from ucm_vllm.placement import RowPlace
+
+if TYPE_CHECKING:
+    from ucm_vllm.placement import Place, RowPlace
 
 #: vLLM's block tables of a request, one per KV cache group.
 Tables = Sequence[list[int]]
@@ -19,19 +22,19 @@ Tables = Sequence[list[int]]
 _NULL = 0
 
 
-def row_links(place: RowPlace, chain: ContentChain) -> Links:
+def row_links(place: Place, chain: ContentChain) -> Links:
     """``uint8[N, 32]``: the links at which the row's whole blocks end."""
     per_block = place.row.block_tokens // chain.block_tokens
     return chain.links[per_block - 1 :: per_block]
 
 
-def row_prints(place: RowPlace, links: Links) -> Prints:
+def row_prints(place: Place, links: Links) -> Prints:
     """``uint64[N]`` of a row's ``links``; other rows have other prints for the same link."""
     prints: Prints = fingerprints(links) ^ np.uint64(place.salt)
     return prints
 
 
-def part_prints(places: Sequence[RowPlace], parts: Sequence[RowBlocks]) -> Prints:
+def part_prints(places: Sequence[Place], parts: Sequence[RowBlocks]) -> Prints:
     """Prints of an operation's blocks, in the order of their numbers."""
     return np.concatenate([row_prints(places[part.row], part.links) for part in parts])
 

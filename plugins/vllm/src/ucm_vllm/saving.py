@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ucm_core.adapter.tracker import Phase, RequestTracker
 from ucm_vllm.keys import BadKeys, PendingKeys
 from ucm_vllm.messages import Outbox, RowBlocks, TransferOp, UcmWorkerMetadata
-from ucm_vllm.placement import Placement, RowPlace
+from ucm_vllm.placement import Place, Placement
 from ucm_vllm.records import Record, SaveState
 from ucm_vllm.releases import Releases
 from ucm_vllm.row_blocks import (
@@ -23,9 +23,12 @@ from ucm_vllm.row_blocks import (
     row_prints,
     to_save,
 )
+from ucm_vllm.states import Offers, offered_states, states_to_save
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+    from ucm_vllm.placement import RowPlace
 
 Bools = npt.NDArray[np.bool_]
 _NONE = np.zeros(0, dtype=bool)
@@ -52,6 +55,8 @@ class Saving:
         held_back: bool = False,
     ) -> None:
         self._rows = placement.rows
+        self._places = placement.places
+        self._state_places = placement.states
         self._grain = placement.grain
         self._outbox = outbox
         self._tracker = tracker
@@ -64,6 +69,8 @@ class Saving:
         self._pending_keys = PendingKeys()
         self._states: dict[int, SaveState] = {}
         self._retries: list[SaveState] = []
+        #: Saves of states in the message before: their blocks are vLLM's again in this step.
+        self._fleeting: list[int] = []
         #: Blocks whose elected writer failed, until somebody has stored them.
         self._lost = BadKeys()
 
@@ -94,7 +101,7 @@ class Saving:
         one: a rank that cannot write does not lose them for ever."""
         if not len(self._lost):
             return [op]
-        again = self._lost.contains(part_prints(self._rows, op.parts))
+        again = self._lost.contains(part_prints(self._places, op.parts))
         ops = [op.only(np.flatnonzero(again), self._outbox.op_id(), 1)] if again.any() else []
         if not again.all():
             ops.append(op.only(np.flatnonzero(~again), op.op_id, 0))
@@ -107,27 +114,61 @@ class Saving:
         chain, size = record.chain, place.row.block_tokens
         assert chain is not None
         wanted = np.arange(record.saved // size, confirmed // size, dtype=np.int64)
+        return to_save(row_blocks(place, chain, self._unstored(record, place, wanted), tables))
+
+    def _unstored(
+        self, record: Record, place: Place, wanted: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Of some blocks of a row, those that are neither stored nor being stored."""
+        assert record.chain is not None
         present = record.present.get(place.row.name, _NONE)
         known = wanted < len(present)
         missing = np.ones(len(wanted), dtype=bool)
         missing[known] = ~present[wanted[known]]
         wanted = wanted[missing]
         if len(wanted):
-            prints = row_prints(place, row_links(place, chain)[wanted])
+            prints = row_prints(place, row_links(place, record.chain)[wanted])
             wanted = wanted[~self._pending_keys.contains(prints)]
-        return to_save(row_blocks(place, chain, wanted, tables))
+        return wanted
+
+    # -- states ------------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        """vLLM may give the blocks of states that were offered a step ago to others now: their copies
+        must be over before it computes."""
+        self._outbox.meta.reclaimed += [op for op in self._fleeting if op in self._states]
+        self._fleeting = []
+
+    def save_states(self, record: Record, offers: Offers) -> None:
+        """Issue a save of the states that vLLM offers in this step and that nobody has stored or is
+        storing. The record's chain must reach the last of them."""
+        chain = record.chain
+        assert chain is not None
+        parts = []
+        for place in self._state_places:
+            offered = offered_states(place, offers)
+            blocks = np.array(list(offered), dtype=np.int64) // place.row.block_tokens - 1
+            kept = set(self._unstored(record, place, blocks).tolist())
+            size = place.row.block_tokens
+            states = {at: ids for at, ids in offered.items() if at // size - 1 in kept}
+            if states:
+                parts.append(states_to_save(place, chain, states))
+        if parts:
+            op = self._outbox.op(record.request.request_id, tuple(parts))
+            self._open(SaveState(record, op))
+            self._fleeting.append(op.op_id)
 
     def _open(self, state: SaveState) -> None:
         op = state.op
         self._tracker.save_opened(op.request_id)
         self._states[op.op_id] = state
-        self._pending_keys.add(op.op_id, part_prints(self._rows, op.parts))
+        self._pending_keys.add(op.op_id, part_prints(self._places, op.parts))
         if any(self._windowed(part) for part in op.parts):
             state.record.exposed.add(op.op_id)
         self._outbox.meta.saves.append(op)
 
     def _windowed(self, part: RowBlocks) -> bool:
-        return self._rows[part.row].row.window is not None
+        return self._places[part.row].row.window is not None
 
     def take_over(
         self,

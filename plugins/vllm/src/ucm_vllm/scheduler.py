@@ -9,28 +9,29 @@ from __future__ import annotations
 import dataclasses
 import logging
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ucm_core.adapter.tracker import Phase, RequestTracker
-from ucm_core.coordinator import HitPlan, Present, plan_lookup, resolve_hit
+from ucm_core.coordinator import HitPlan, resolve_hit
 from ucm_core.identity import ContentChain
 from ucm_core.spec import SeededCoordinate
 from ucm_vllm.events import KvEvents
 from ucm_vllm.identity import Uncacheable, request_chain
-from ucm_vllm.keys import BadKeys, Prints
+from ucm_vllm.keys import BadKeys
 from ucm_vllm.lookup import LookupService
 from ucm_vllm.messages import Outbox, Rows, TransferOp, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.modes import Modes
 from ucm_vllm.placement import Placement, RowPlace
-from ucm_vllm.records import LoadState, Presence, Record
-from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, row_links, row_prints, to_load
+from ucm_vllm.records import LoadState, Record
+from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, to_load
 from ucm_vllm.saving import Saving
+from ucm_vllm.states import Offers, as_positions, state_to_load
 from ucm_vllm.stats import UcmStats
+from ucm_vllm.stored import StoredPrefixes
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -39,13 +40,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ucm.vllm")
 
-#: How long a lookup's answer is reused while vLLM polls a waiting request.
-ANSWER_LIFE_S = 0.5
 #: Loads a request may fail. Where vLLM goes on from the first bad block, one: it keeps what arrived.
 #: Where it starts over (several groups, windows), one more with a hit that avoids the bad blocks.
 ATTEMPTS, ATTEMPTS_STARTING_OVER = 1, 2
-
-_NONE = np.zeros(0, dtype=bool)
 
 
 class SchedulerSide:
@@ -73,6 +70,8 @@ class SchedulerSide:
     ) -> None:
         self._placement = placement
         self._rows = placement.rows
+        self._states = placement.states
+        self._places = placement.places
         self._grain = placement.grain
         self._starts_over = not placement.facts.continues_anywhere
         self._attempts = ATTEMPTS_STARTING_OVER if self._starts_over else ATTEMPTS
@@ -93,6 +92,14 @@ class SchedulerSide:
         self._load_states: dict[int, LoadState] = {}
         self._rotation: str | None = None
         self._outbox = Outbox()
+        self._stored = StoredPrefixes(
+            placement,
+            lookups=lookups,
+            store_of=store_of,
+            bad=self._bad,
+            stats=self.stats,
+            events=events,
+        )
         self.saving = Saving(
             placement,
             outbox=self._outbox,
@@ -156,78 +163,22 @@ class SchedulerSide:
         # store will be a hit, so the store is asked when they have ended.
         if loads and self.tracker.open_saves(request.request_id):
             return None
-        present = self._look_up(record, request)
+        present = self._stored.look_up(record, request)
         if present is None:
             return None
         if not loads:
-            present = self._nothing()
+            present = self._stored.nothing()
         return resolve_hit(
             self._placement.table,
             request.num_tokens,
-            {place.row.name: self._offered(record, place, present) for place in self._rows},
+            {place.row.name: self._stored.offered(record, place, present) for place in self._rows},
+            {
+                place.row.name: as_positions(place, self._stored.offered(record, place, present))
+                for place in self._states
+            },
             local=local,
             alignment=self._placement.facts.alignment,
         )
-
-    def _nothing(self) -> Presence:
-        return {place.row.name: np.zeros(0, dtype=bool) for place in self._rows}
-
-    def _offered(self, record: Record, place: RowPlace, present: Presence) -> npt.NDArray[np.bool_]:
-        """The stored blocks of a row but those of which a load failed."""
-        offered = present[place.row.name]
-        assert record.chain is not None
-        if len(self._bad):
-            links = row_links(place, record.chain)[: len(offered)]
-            bad = self._bad.contains(row_prints(place, links))
-            self.stats.add("suppressed_blocks", int((bad & offered).sum()))
-            offered = offered & ~bad
-        return offered
-
-    def _look_up(self, record: Record, request: Request) -> Presence | None:
-        """Presence of every whole block of the request's tokens; None: not known yet."""
-        chain = record.chain
-        assert chain is not None
-        now = time.monotonic()
-        if record.lookup is None:
-            tokens = request.num_tokens // self._grain * self._grain
-            if now < record.answered_at + ANSWER_LIFE_S and record.answered_tokens >= tokens:
-                return record.present
-            self._extend(record, tokens)
-            plan = plan_lookup(self._placement.keys, chain, store_of=self._store_of)
-            record.lookup = self._lookups.ask(plan)
-        lookup = record.lookup
-        if not self._lookups.poll(lookup):
-            return None
-        record.lookup = None
-        record.plan = lookup.plan
-        record.answered_at = now
-        record.answered_tokens = chain.tokens
-        votes = lookup.votes if lookup.done.is_set() else None
-        if votes is None:
-            self.stats.add("lookup_failures", 1, lookup.error or "timeout")
-            record.present = self._nothing()
-        else:
-            record.present = {name: _array(said) for name, said in votes.present.items()}
-            self._tell_missing(record)
-        return record.present
-
-    def _tell_missing(self, record: Record) -> None:
-        """Blocks that were announced and are not there any more."""
-        if self.events is None or record.chain is None:
-            return
-        for place in self._rows:
-            prints = row_prints(place, row_links(place, record.chain))
-            there = record.present[place.row.name]
-            self.events.gone(prints[: len(there)][~there])
-
-    def _extend(self, record: Record, tokens: int) -> None:
-        """Hash the request's whole blocks up to token ``tokens``; only new ones cost anything."""
-        chain = record.chain
-        assert chain is not None
-        tokens = tokens // self._grain * self._grain
-        if chain.tokens < tokens:
-            fresh = record.request.all_token_ids[chain.tokens : tokens]
-            chain.extend(np.array(fresh, dtype=np.int64))
 
     def allocated(self, request: Request, tables: Tables, external: int) -> None:
         """vLLM gave blocks; ``external`` tokens of them are to be loaded (0: none)."""
@@ -251,12 +202,13 @@ class SchedulerSide:
             blocks = np.arange(*plan.load[place.row.name], dtype=np.int64)
             part = row_blocks(place, chain, blocks, tables, plan.p_star)
             parts.append(to_load(place, part, plan.local))
+        parts += [state_to_load(place, chain, tables, plan.p_star) for place in self._states]
         kept = tuple(part for part in parts if len(part))
         op = self._outbox.op(request_id, kept, plan.local, plan.p_star)
         # vLLM lets others share the blocks of a synchronous load at once.
         shared = tables[0][plan.local // self._rows[0].kind.engine_block :]
         self._load_states[op.op_id] = LoadState(
-            op, part_prints(self._rows, op.parts), shared if self._layered_loads else ()
+            op, part_prints(self._places, op.parts), shared if self._layered_loads else ()
         )
         self._outbox.meta.loads.append(op)
 
@@ -297,9 +249,14 @@ class SchedulerSide:
     # -- one step --------------------------------------------------------------------------------------
 
     def build(
-        self, output: SchedulerOutput, block_ids: Callable[[str], Tables | None]
+        self,
+        output: SchedulerOutput,
+        block_ids: Callable[[str], Tables | None],
+        offers: Mapping[str, Offers] = MappingProxyType({}),
     ) -> UcmMetadata:
-        """The step's message: loads just allocated, blocks that this step completes, sources lost."""
+        """The step's message: loads just allocated, blocks and states that this step completes, sources
+        lost. ``offers``: per request the states that vLLM keeps at a boundary."""
+        self.saving.step_begins()
         for request_id in output.preempted_req_ids or ():
             preempted = self._records.get(request_id)
             if preempted is not None and preempted.request.num_preemptions != preempted.epoch:
@@ -321,6 +278,8 @@ class SchedulerSide:
                     self.saving.reclaim(record, tables)
                     if due:
                         self._save(record, confirmed, tables)
+        for request_id, offered in offers.items() if self._states and self._saves else ():
+            self._save_states(request_id, offered)
         self.saving.take_over(self._is_alive, block_ids)
         meta = self._outbox.take()
         meta.idle = not output.num_scheduled_tokens
@@ -329,8 +288,17 @@ class SchedulerSide:
     def _is_alive(self, record: Record) -> bool:
         return self._records.get(record.request.request_id) is record
 
+    def _save_states(self, request_id: str, offered: Offers) -> None:
+        record = self._records.get(request_id)
+        if record is None or record.chain is None:
+            return
+        # Never of draft tokens: what is not confirmed has no place in a chain.
+        confirmed = [offer for offer in offered if offer[2] <= record.request.num_tokens]
+        self._stored.extend(record, max((tokens for _, _, tokens in confirmed), default=0))
+        self.saving.save_states(record, confirmed)
+
     def _save(self, record: Record, confirmed: int, tables: Tables) -> None:
-        self._extend(record, confirmed)
+        self._stored.extend(record, confirmed)
         self.saving.save(record, confirmed, tables)
 
     def _preempted(self, record: Record) -> None:
@@ -364,9 +332,11 @@ class SchedulerSide:
         """What the engine continues from: tokens before the first block that did not arrive, or none
         where it starts over."""
         end = op.end
-        if bad is not None:
+        if bad is not None and self._starts_over:
+            end = op.begin
+        elif bad is not None:
             part, size = op.parts[0], self._rows[op.parts[0].row].row.block_tokens
-            end = op.begin if self._starts_over else int(part.blocks[bad.min()]) * size
+            end = int(part.blocks[bad.min()]) * size
         self.stats.add("hit_tokens", max(0, end - op.begin))
 
     def _loads_moved(self, meta: UcmWorkerMetadata) -> set[int]:
@@ -386,7 +356,7 @@ class SchedulerSide:
                 # Bounded: whatever a store says, vLLM computes in the end, and saves anew.
                 record.attempts -= first
                 record.saved = 0
-                self._forget(record, state.prints[numbers])
+                self._stored.forget(record, state.prints[numbers])
         for op_id, count in meta.loaded.items():
             state = self._load_states.get(op_id)
             if state is not None:
@@ -397,16 +367,6 @@ class SchedulerSide:
                     if self._layered_loads or state.op.request_id in self._records:
                         self._count_hit(state.op, state.bad)
         return spoiled
-
-    def _forget(self, record: Record, prints: Prints) -> None:
-        """The record's lookup was wrong about these blocks."""
-        assert record.chain is not None
-        left = dict(record.present)
-        for place in self._rows:
-            there = left.get(place.row.name, _NONE)
-            known = row_prints(place, row_links(place, record.chain)[: len(there)])
-            left[place.row.name] = there & ~np.isin(known, prints)
-        record.present = left
 
     # -- the end of requests ----------------------------------------------------------------------------
 
@@ -486,11 +446,6 @@ def _cut(plan: HitPlan, external: int, rows: Sequence[RowPlace]) -> HitPlan:
         start, stop = plan.load[place.row.name]
         load[place.row.name] = (start, min(stop, -(-end // place.row.block_tokens)))
     return dataclasses.replace(plan, p_star=end, load=load)
-
-
-def _array(said: Present) -> npt.NDArray[np.bool_]:
-    assert not isinstance(said, int), "our stores answer per block"
-    return said
 
 
 def _must_compute_all(request: Request) -> bool:

@@ -112,6 +112,7 @@ def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
     """What an operator wants to see once, from the scheduler: choices, sizes, and warnings."""
     facts, manifest = deployment.facts, deployment.manifest
     rows = deployment.placement.table.chains
+    states = deployment.placement.table.snapshots
     block = sum(row.shard_bytes * len(row.layers) for row in rows)
     lines = [
         f"UCM: pipeline {config.pipeline.name} ({config.pipeline.summary})",
@@ -121,6 +122,12 @@ def report(deployment: Deployment, config: UcmConfig, host: PluginHost) -> None:
         f"({format_size(block)} each), {manifest.head_slices} head slice(s)",
         f"  model: {', '.join(f'{row.name} ({len(row.layers)} layers)' for row in rows)}; vLLM blocks "
         f"of {facts.alignment} tokens in {len(facts.tables)} group(s), tp {facts.tp} pp {len(facts.stages)}",
+        *(
+            f"  states: {row.name} ({len(row.layers)} layers, "
+            f"{format_size(row.shard_bytes * len(row.layers))} each), at multiples of {row.block_tokens} "
+            "tokens"
+            for row in states
+        ),
         f"  weights identity: {deployment.weights_source}",
         f"  {deployment.modes.summary()}",
     ]
@@ -158,6 +165,15 @@ def _warn_about_disappointments(
             'kv_load_failure_policy is "fail" (vLLM\'s default): a stored block that cannot be loaded '
             'ends its request with an error. Recommended: "kv_load_failure_policy":"recompute" in '
             "--kv-transfer-config"
+        )
+    interval = deployment.vllm_config.cache_config.prefix_cache_retention_interval
+    if deployment.facts.states and interval == 0:
+        _log.warning(
+            "prefix_cache_retention_interval is 0 (vLLM's default): of a prompt vLLM keeps, and UCM can "
+            "store, the recurrent state at its last boundary alone, so a prompt that shares only a part of "
+            "it computes everything. Start vLLM with --prefix-cache-retention-interval 1024, or another "
+            "multiple of its block of %d tokens",
+            deployment.facts.alignment,
         )
     for warning in deployment.placement.table.warnings:
         _log.warning("%s", warning)

@@ -92,6 +92,23 @@ def damage_blocks(
             _damage(llm, root, tokens, at.seed, blocks, kind)
 
 
+def damage_at_boundary(
+    llm: Any, root: str, tokens: list[int], what: str, position: int, kind: str
+) -> None:
+    """Damage the state at a position of a prompt, or the block of KV that ends there."""
+    placement = scheduler_connector(llm)._deployment.placement
+    chain = ContentChain(placement.grain, chain_root(None, None))
+    chain.extend(np.array(tokens, dtype=np.int64))
+    (place,) = placement.states if what == "state" else placement.rows
+    for at in placement.keys.of(place.row.name):
+        if what == "state":
+            (key,) = chain.snapshot_ids(at.seed, [position])
+        else:
+            key = chain.object_ids(at.seed)[position // place.row.block_tokens - 1]
+        (path,) = [p for p in objects(Path(root)) if p.name == bytes(key).hex()]
+        DAMAGES[kind](path)
+
+
 def damage_second_slice(llm: Any, root: str, tokens: list[int], block: int) -> None:
     """Corrupt the file of one block that holds the upper half of the heads."""
     lower, upper = scheduler_connector(llm)._deployment.placement.all()

@@ -36,10 +36,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheSpec,
     KVCacheTensor,
+    MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
@@ -58,6 +59,11 @@ from ucm_vllm.identity import AdapterKeys, request_chain
 from ucm_vllm.messages import UcmMetadata
 
 HEADS, HEAD_SIZE = 2, 4
+#: In place of a window: the layer keeps a recurrent state instead of KV.
+STATE = "state"
+#: Floats of one layer's state: convolution and recurrence, packed one after the other.
+STATE_SHAPES = ((3, 4), (2, 4))
+STATE_SIZE = 20
 #: What the model answers when it has read wrong bytes.
 WRONG_TOKEN = 2
 
@@ -65,7 +71,8 @@ WRONG_TOKEN = 2
 class World:
     """What outlives an engine: the model, the directory of the namespace and the stored objects.
 
-    ``windows``: per layer of the model the length of its sliding window, None for full attention.
+    ``windows``: per layer of the model the length of its sliding window, None for full attention, or
+    ``STATE``. ``state_mode``, ``interval``: vLLM's mamba_cache_mode and prefix_cache_retention_interval.
     """
 
     def __init__(
@@ -73,8 +80,11 @@ class World:
         folder: Path,
         *,
         auto: bool = True,
-        windows: Sequence[int | None] = (None, None),
+        windows: Sequence[int | str | None] = (None, None),
+        state_mode: str = "align",
+        interval: int | None = None,
     ) -> None:
+        self.state_mode, self.interval = state_mode, interval
         self.folder = folder
         self.auto = auto
         self.windows = tuple(windows)
@@ -160,7 +170,17 @@ def vllm_config(world: World, **overrides: Any) -> VllmConfig:
     return EngineArgs(**args).create_engine_config()
 
 
-def _spec(size: int, window: int | None, mla: bool, heads: int = HEADS) -> AttentionSpec:
+def _spec(
+    size: int, window: int | str | None, mla: bool, heads: int = HEADS, state_mode: str = "align"
+) -> KVCacheSpec:
+    if isinstance(window, str):
+        return MambaSpec(
+            block_size=size,
+            shapes=STATE_SHAPES,
+            dtypes=(torch.float32, torch.float32),
+            page_size_padded=2 * heads * HEAD_SIZE * size * 4,
+            mamba_cache_mode=state_mode,
+        )
     if mla:
         return MLAAttentionSpec(
             block_size=size,
@@ -180,16 +200,24 @@ def kv_cache_config(
     blocks: int,
     *,
     mla: bool = False,
-    windows: Sequence[int | None] = (None, None),
+    windows: Sequence[int | str | None] = (None, None),
+    state_mode: str = "align",
+    interval: int | None = None,
 ) -> KVCacheConfig:
     """As vLLM builds it: its own grouping, and groups that overlay each other in one memory."""
     size = config.cache_config.block_size
     heads = HEADS // config.parallel_config.tensor_parallel_size
     specs = {
-        f"model.layers.{i}.self_attn.attn": _spec(size, window, mla, heads)
+        f"model.layers.{i}.{'mixer' if window == STATE else 'self_attn.attn'}": _spec(
+            size, window, mla, heads, state_mode
+        )
         for i, window in enumerate(windows)
     }
     config.cache_config.kv_cache_layout = "LBHNC"
+    if STATE in windows:
+        config.cache_config.mamba_cache_mode = state_mode
+        config.cache_config.mamba_block_size = size
+        config.cache_config.prefix_cache_retention_interval = interval
     groups = get_kv_cache_groups(config, specs)
     page = next(iter(specs.values())).page_size_bytes
     slots = max(len(group.layer_names) for group in groups)
@@ -208,6 +236,7 @@ def kv_cache_config(
         kv_cache_groups=groups,
         kv_cache_layout="LBHNC",
         hash_block_size=size,
+        prefix_cache_retention_interval=interval if STATE in windows else None,
     )
 
 
@@ -219,11 +248,15 @@ class Layer:
     name: str
     group: int
     slot: int
-    window: int | None
+    window: int | str | None
+
+    @property
+    def is_state(self) -> bool:
+        return self.window == STATE
 
     def needed(self, start: int) -> np.ndarray:
         """Computed positions that a token at ``start`` still reads."""
-        first = 0 if self.window is None else max(0, start - self.window + 1)
+        first = max(0, start - self.window + 1) if isinstance(self.window, int) else 0
         return np.arange(first, start)
 
 
@@ -279,7 +312,14 @@ class ScriptedEngine:
         self.config = vllm_config(
             world, async_scheduling=depth > 1, tensor_parallel_size=tp, **overrides
         )
-        self.kv = kv_cache_config(self.config, blocks, mla=mla, windows=world.windows)
+        self.kv = kv_cache_config(
+            self.config,
+            blocks,
+            mla=mla,
+            windows=world.windows,
+            state_mode=world.state_mode,
+            interval=world.interval,
+        )
         self.config.cache_config.num_gpu_blocks = blocks
         self.block = self.config.cache_config.block_size
         init_none_hash(sha256)
@@ -316,7 +356,10 @@ class ScriptedEngine:
             worker = ScriptedConnector(self.config, KVConnectorRole.WORKER, self.kv)
             worker.tp_rank = rank
             memory = torch.full((slots, blocks, heads, self.block, cell), -1.0)
-            caches = {la.name: memory[la.slot] for la in self.layers}
+            caches = {
+                la.name: _state_tensor(memory[la.slot]) if la.is_state else memory[la.slot]
+                for la in self.layers
+            }
             calls = RUNNERS[runner](self, worker, caches)
             self.ranks.append(Rank(worker, memory, rank * heads, calls))
         self.worker, self.memory = self.ranks[0].worker, self.ranks[0].memory
@@ -502,6 +545,12 @@ class ScriptedEngine:
         self.spoiled.clear()
         for layer in self.layers if ends else ():
             for rank in self.ranks:
+                if layer.is_state:  # vLLM calls for attention layers alone
+                    for req_id, end in ends.items():
+                        self._compute_state(
+                            rank, layer, req_id, values[req_id], starts[req_id], end
+                        )
+                    continue
                 rank.worker.wait_for_layer_load(layer.name)
                 for req_id, end in ends.items():
                     self._compute_layer(rank, layer, req_id, values[req_id], starts[req_id], end)
@@ -543,6 +592,24 @@ class ScriptedEngine:
             computed = computed * -1 - 7
         memory[self._where(table, np.arange(start, end))] = computed
 
+    def _compute_state(
+        self, rank: Rank, layer: Layer, req_id: str, values: np.ndarray, start: int, end: int
+    ) -> None:
+        """Continue from the state in the block of the last computed token, into that of the step's last."""
+        table = self.tables[req_id][layer.group]
+        pages = _state_pages(rank.memory[layer.slot]).numpy()
+        if start:
+            found = pages[table[(start - 1) // self.block]]
+            if (found != state_of(values[start - 1], layer)).any():
+                assert not self.check_bytes, (
+                    f"{req_id}: wrong state in layer {layer.index} at {start}"
+                )
+                self.spoiled.add(req_id)
+        right = state_of(values[end - 1], layer)
+        target = table[(end - 1) // self.block]
+        assert target, f"{req_id}: vLLM gave no block for the state at {end}"
+        pages[target] = right if req_id not in self.spoiled else -right - 7
+
     def _values(self, req_id: str, tokens: list[int]) -> list[int]:
         """``prefix_values`` of the request, computed once per token."""
         known, values = self._known.get(req_id, ([], []))
@@ -583,6 +650,21 @@ class ScriptedEngine:
         self.connector.shutdown()
         for rank in self.ranks:
             rank.worker.shutdown()
+
+
+def _state_pages(memory: torch.Tensor) -> torch.Tensor:
+    """``float32[blocks, STATE_SIZE]``: a slot of the memory as a layer of states has it."""
+    return memory.reshape(memory.shape[0], -1)[:, :STATE_SIZE]
+
+
+def _state_tensor(memory: torch.Tensor) -> torch.Tensor:
+    """``int8[blocks, 1, 1, bytes]``: the same as vLLM registers it."""
+    return _state_pages(memory).view(torch.int8)[:, None, None]
+
+
+def state_of(value: float, layer: Layer) -> np.ndarray:
+    """``float32[STATE_SIZE]``: the state after a token with this value; other in every layer and element."""
+    return np.float32(value) + (np.arange(STATE_SIZE, dtype=np.float32) + 32 * layer.index) / 1024
 
 
 def prefix_values(tokens: list[int], salt: str) -> list[int]:

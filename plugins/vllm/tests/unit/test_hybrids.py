@@ -1,0 +1,290 @@
+"""Models with recurrent states beside attention: vLLM's real scheduler, and a state that depends on every
+token before it. The scripted model checks the state it continues from, in every layer and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vllm.model_executor.models.utils import extract_layer_index
+
+from scripted_engine import STATE, ScriptedEngine, World, prompt
+from ucm_core.errors import UnsupportedError
+from ucm_core.identity import Manifest, ModelIdentity
+from ucm_core.spec import Kind
+from ucm_core.store.contract import Status
+from ucm_vllm.facts import read_facts
+from ucm_vllm.placement import Placement
+from ucm_vllm.states import asked_positions, offered_states, states_to_save
+
+Build = Callable[..., ScriptedEngine]
+#: Three state groups of one layer and a full one, as vLLM groups them.
+MIXED = (STATE, STATE, STATE, None)
+BLOCK = 64
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, windows=MIXED)
+
+
+@pytest.fixture
+def hybrid(engine: Build) -> Build:
+    """Chunks of 128 tokens: vLLM keeps a state at the end of each."""
+
+    def build(**kw: object) -> ScriptedEngine:
+        return engine(**{"block_size": BLOCK, "max_num_batched_tokens": 128, **kw})
+
+    return build
+
+
+def _state_key(e: ScriptedEngine, tokens: list[int], position: int) -> bytes:
+    (place,) = e.connector._deployment.placement.states
+    (at,) = e.connector._deployment.placement.keys.of(place.row.name)
+    return bytes(e.chain_of(tokens).snapshot_ids(at.seed, [position])[0])
+
+
+def _block_key(e: ScriptedEngine, tokens: list[int], block: int) -> bytes:
+    placement = e.connector._deployment.placement
+    (at,) = placement.keys.of(placement.rows[0].row.name)
+    return bytes(e.chain_of(tokens).object_ids(at.seed)[block])
+
+
+def _all_free(e: ScriptedEngine) -> None:
+    assert e.pending() == {}
+    assert e.counted.get("anomalies", 0) == 0
+    free = e.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    assert free == e.kv.num_blocks - 1, "blocks leaked"
+
+
+def test_rows_and_objects(hybrid: Build, world: World) -> None:
+    """One row for all state layers, whatever groups vLLM made; one object per boundary."""
+    e = hybrid()
+    assert len(e.kv.kv_cache_groups) == 4
+    placement = e.connector._deployment.placement
+    (place,) = placement.states
+    assert place.row.layers == (0, 1, 2)
+    assert len(place.tables) == 3
+    tokens = prompt(1, 300)
+    e.generate("a", tokens)
+    wanted = {_state_key(e, tokens, at) for at in (128, 256)}
+    wanted |= {_block_key(e, tokens, i) for i in range(4)}
+    assert set(world.objects) == wanted
+    _all_free(e)
+
+
+@pytest.mark.parametrize(
+    ("length", "hit"), [(300, 256), (257, 256), (256, 192), (130, 128), (128, 64), (64, 0)]
+)
+def test_second_engine_hits_at_the_boundary(hybrid: Build, length: int, hit: int) -> None:
+    """A prompt of a whole number of blocks leaves one token to compute: it starts a boundary earlier."""
+    tokens = prompt(2, length)
+    first = hybrid()
+    wanted = first.generate("a", tokens)
+    second = hybrid()
+    assert second.generate("b", tokens) == wanted
+    assert second.counted.get("hit_tokens", 0) == hit
+    for e in (first, second):
+        _all_free(e)
+
+
+def test_a_shorter_prompt_cannot_use_a_deeper_state(hybrid: Build) -> None:
+    """B09: the one state of 130 tokens is that at 128; 127 of them are computed."""
+    tokens = prompt(2, 130)
+    hybrid().generate("a", tokens)
+    e = hybrid()
+    e.generate("b", tokens[:127])
+    assert e.counted.get("hit_tokens", 0) == 0
+    e.generate("c", tokens)
+    assert e.counted.get("hit_tokens", 0) == 128 - BLOCK, "the rest was in vLLM's own cache"
+
+
+def test_a_longer_prompt_continues_from_the_deepest_common_boundary(hybrid: Build) -> None:
+    shared = prompt(3, 390)
+    hybrid().generate("a", shared)
+    e = hybrid()
+    e.generate("b", [*shared[:300], *prompt(4, 200)])
+    assert e.counted["hit_tokens"] == 256
+    e.generate("c", [*shared, *prompt(5, 100)])
+    assert e.counted["hit_tokens"] == 256 + 384 - 256, "the rest was in vLLM's own cache"
+
+
+@pytest.mark.parametrize(("gone", "hit"), [((256,), 128), ((128,), 256), ((128, 256), 0)])
+def test_a_state_that_is_gone_moves_the_boundary(
+    hybrid: Build, world: World, gone: tuple[int, ...], hit: int
+) -> None:
+    """B08: KV reaches deeper than the states; without a state it is worth nothing."""
+    tokens = prompt(6, 300)
+    first = hybrid()
+    wanted = first.generate("a", tokens)
+    for position in gone:
+        del world.objects[_state_key(first, tokens, position)]
+    e = hybrid()
+    assert e.generate("b", tokens) == wanted
+    assert e.counted.get("hit_tokens", 0) == hit
+    assert all(_state_key(e, tokens, p) in world.objects for p in gone if p > hit), "stored anew"
+
+
+def test_kv_that_is_gone_moves_the_boundary_too(hybrid: Build, world: World) -> None:
+    tokens = prompt(7, 300)
+    first = hybrid()
+    wanted = first.generate("a", tokens)
+    del world.objects[_block_key(first, tokens, 3)]
+    e = hybrid()
+    assert e.generate("b", tokens) == wanted
+    assert e.counted["hit_tokens"] == 128
+
+
+@pytest.mark.parametrize("status", [Status.CORRUPT, Status.MISS, Status.TIMEOUT])
+@pytest.mark.parametrize("bad", ["state", "kv"])
+def test_a_bad_load_of_one_group_starts_over_at_a_boundary_valid_in_all(
+    hybrid: Build, world: World, bad: str, status: Status
+) -> None:
+    tokens = prompt(8, 300)
+    first = hybrid()
+    wanted = first.generate("a", tokens)
+    key = _state_key(first, tokens, 256) if bad == "state" else _block_key(first, tokens, 2)
+    e = hybrid()
+    world.faults[key] = status
+    assert e.generate("b", tokens) == wanted
+    assert e.counted[f"load_failed_blocks|{status.name.lower()}"] == 1
+    assert e.counted["hit_tokens"] == 128
+    assert [r.failed_recving for r in e.reports if r.failed_recving] == [{"b"}]
+    loads = [task for task in e.all_tasks() if task.kind == "load"]
+    assert sum(key in task.ids for task in loads) == 1, "a bad key was offered again"
+    _all_free(e)
+
+
+def test_a_store_that_always_fails_costs_two_loads(hybrid: Build, world: World) -> None:
+    tokens = prompt(9, 400)
+    wanted = hybrid().generate("a", tokens)
+    e = hybrid()
+    world.faults.update(dict.fromkeys(world.objects, Status.IO_ERROR))
+    assert e.generate("b", tokens) == wanted
+    assert len([r for r in e.reports if r.failed_recving]) <= 2
+    _all_free(e)
+
+
+@pytest.mark.parametrize("copied_in_time", [True, False])
+def test_a_state_is_copied_before_its_block_is_given_away(
+    hybrid: Build, world: World, copied_in_time: bool
+) -> None:
+    """vLLM keeps only the last states of a running prompt. A slow store's copies are waited for; what
+    is not copied then is not stored, and never a later state under its key."""
+    world.auto = False
+    e = hybrid(blocks=40, enable_prefix_caching=True, max_num_seqs=1)
+    for store in e.stores:
+        store.copy_when_waited = copied_in_time
+    tokens = prompt(10, 700)
+    e.add("a", tokens, max_tokens=2)
+    for _ in range(40):
+        e.step()
+        if "a" in e.finished:
+            break
+    assert "a" in e.finished
+    for _ in range(5):
+        for task in e.all_tasks():
+            task.run()
+            task.finish()
+        e.step()
+    e.run()
+    _all_free(e)
+    stored = [at for at in range(128, 700, 128) if _state_key(e, tokens, at) in world.objects]
+    assert stored == ([128, 256, 384, 512, 640] if copied_in_time else stored)
+    world.auto = True
+    hybrid(blocks=64).generate("check", tokens)  # every state that is loaded is checked
+
+
+def test_many_requests_preemption_and_aborts(hybrid: Build) -> None:
+    e = hybrid(blocks=60, max_num_batched_tokens=256)
+    prompts = {f"r{i}": [*prompt(11, 200), *prompt(20 + i, 150)] for i in range(6)}
+    for name, tokens in prompts.items():
+        e.add(name, tokens, max_tokens=40)
+    for _ in range(6):
+        e.step()
+    e.abort("r1")
+    e.run()
+    again = hybrid(blocks=60, max_num_batched_tokens=256)
+    for name in ("r0", "r5"):
+        assert again.generate(name, prompts[name], max_tokens=40) == e.outputs[name]
+    for one in (e, again):
+        _all_free(one)
+
+
+@pytest.mark.parametrize("first", [0, 4])
+def test_a_layer_may_have_a_state_beside_kv(hybrid: Build, first: int) -> None:
+    """Attention and a recurrence side by side in one layer, and a layer with neither. vLLM may give the
+    states numbers of their own, after those of all layers."""
+    e = hybrid()
+    groups = []
+    for group in e.kv.kv_cache_groups:
+        (name,) = group.layer_names
+        number = extract_layer_index(name)
+        name = f"model.{first + number}.mixer" if number < 3 else "model.layers.0.self_attn.attn"
+        groups.append(replace(group, layer_names=[name]))
+    facts = read_facts(e.config, replace(e.kv, kv_cache_groups=groups))
+    identity = ModelIdentity(weights="id:x", kv_dtype="fp32")
+    placement = Placement.build(facts, identity, Manifest("n", 64, 1), "fp32")
+    kinds = {row.layers: row.kind for row in placement.table.rows}
+    assert kinds == {(0,): Kind.CHAIN, (0, 1, 2): Kind.SNAPSHOT, (3,): Kind.NONE}
+    assert [at.coordinate.layers for at in placement.of_rank(0, 0)] == [(0,), (0, 1, 2)]
+
+
+def test_only_what_vllm_offers_is_saved(hybrid: Build) -> None:
+    """B09: 130 tokens, list [null, s128, running, draft, draft, draft]. The one snapshot is what vLLM
+    names, from the block it names; places in the list play no part."""
+    e = hybrid()
+    (place,) = e.connector._deployment.placement.states
+    chain = e.chain_of(prompt(12, 130))
+    a, b, c = place.tables
+    offers = [(a, 17, 128), (b, 18, 128), (c, 19, 128), (a, 20, 130), (b, 0, 64), (a, 5, 64)]
+    found = offered_states(place, offers)
+    assert found == {128: [17, 18, 19]}, "off the grid, null, or not of every group"
+    part = states_to_save(place, chain, found)
+    assert part.blocks.tolist() == [1]
+    assert part.pages[:, :, 0].tolist() == [[17, 18, 19]]
+    assert bytes(part.links[0]) == bytes(chain.links[1])
+
+
+def test_positions_asked_are_bounded_and_end_deep() -> None:
+    few = asked_positions(300, 64)
+    assert few.tolist() == [64, 128, 192, 256]
+    many = asked_positions(1_000_000, 64)
+    assert len(many) <= 1024
+    assert many[-512:].tolist() == list(range(1_000_000 - 511 * 64, 1_000_001, 64))
+    assert (np.diff(many) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state_mode": "none"}, "mamba_cache_mode='none'"),
+        ({"windows": (STATE, STATE)}, "recurrent states alone"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    world = World(tmp_path, **{"windows": MIXED, **changes})  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedError, match=words):
+        ScriptedEngine(world, block_size=BLOCK)
+
+
+def test_layer_by_layer_saves_are_refused(hybrid: Build, world: World) -> None:
+    world.settings["use_layerwise"] = "save"
+    with pytest.raises(UnsupportedError, match="no call says that a state is complete"):
+        hybrid()
+
+
+def test_the_engines_retention_decides_what_is_offered(tmp_path: Path) -> None:
+    """Interval 0, vLLM's default: of a long prompt only the state at its last boundary is kept."""
+    world = World(tmp_path, windows=MIXED, interval=0)
+    e = ScriptedEngine(world, block_size=BLOCK, max_num_batched_tokens=128, blocks=64)
+    tokens = prompt(13, 400)
+    e.generate("a", tokens)
+    stored = [at for at in range(64, 400, 64) if _state_key(e, tokens, at) in world.objects]
+    e.close()
+    assert stored == [384]
