@@ -168,14 +168,20 @@ def test_a_store_that_always_fails_costs_two_loads(hybrid: Build, world: World) 
     _all_free(e)
 
 
+#: Steps in flight: none, and two that the worker runs as late as it may.
+IN_FLIGHT = [pytest.param({}, id="one"), pytest.param({"depth": 2, "lagging": True}, id="two")]
+
+
+@pytest.mark.parametrize("in_flight", IN_FLIGHT)
 @pytest.mark.parametrize("copied_in_time", [True, False])
 def test_a_state_is_copied_before_its_block_is_given_away(
-    hybrid: Build, world: World, copied_in_time: bool
+    hybrid: Build, world: World, copied_in_time: bool, in_flight: dict[str, object]
 ) -> None:
     """vLLM keeps only the last states of a running prompt. A slow store's copies are waited for; what
     is not copied then is not stored, and never a later state under its key."""
     world.auto = False
-    e = hybrid(blocks=40, enable_prefix_caching=True, max_num_seqs=1)
+    # 44 blocks are used over time, 29 there are.
+    e = hybrid(blocks=30, max_num_seqs=1, **in_flight)
     for store in e.stores:
         store.copy_when_waited = copied_in_time
     tokens = prompt(10, 700)
@@ -193,23 +199,25 @@ def test_a_state_is_copied_before_its_block_is_given_away(
     e.run()
     _all_free(e)
     stored = [at for at in range(128, 700, 128) if _state_key(e, tokens, at) in world.objects]
-    assert stored == ([128, 256, 384, 512, 640] if copied_in_time else stored)
+    every = [128, 256, 384, 512, 640]
+    assert stored == every if copied_in_time else set(stored) < set(every)
     world.auto = True
     hybrid(blocks=64).generate("check", tokens)  # every state that is loaded is checked
 
 
-def test_many_requests_preemption_and_aborts(hybrid: Build) -> None:
-    e = hybrid(blocks=60, max_num_batched_tokens=256)
+@pytest.mark.parametrize("in_flight", IN_FLIGHT)
+def test_many_requests_preemption_and_aborts(hybrid: Build, in_flight: dict[str, object]) -> None:
+    e = hybrid(blocks=44, max_num_batched_tokens=256, **in_flight)
     prompts = {f"r{i}": [*prompt(11, 200), *prompt(20 + i, 150)] for i in range(6)}
-    for name, tokens in prompts.items():
-        e.add(name, tokens, max_tokens=40)
+    requests = [e.add(name, tokens, max_tokens=120) for name, tokens in prompts.items()]
     for _ in range(6):
         e.step()
     e.abort("r1")
     e.run()
+    assert any(request.num_preemptions for request in requests)
     again = hybrid(blocks=60, max_num_batched_tokens=256)
     for name in ("r0", "r5"):
-        assert again.generate(name, prompts[name], max_tokens=40) == e.outputs[name]
+        assert again.generate(name, prompts[name], max_tokens=120) == e.outputs[name]
     for one in (e, again):
         _all_free(one)
 
