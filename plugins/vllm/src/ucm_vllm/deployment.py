@@ -195,6 +195,7 @@ class Deployment:
             loads=transfer.is_kv_consumer and not lite,
             saves=transfer.is_kv_producer and not lite,
             persist_token_threshold=self.settings.persist_token_threshold,
+            prefetches=len(self.settings.tiers) > 1,
             events=KvEvents.wanted(self.vllm_config, self.kv_cache_config, self.placement.rows),
         )
 

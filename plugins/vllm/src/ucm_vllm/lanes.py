@@ -37,16 +37,21 @@ class Lane:
     windowed: bool = False
     snapshot: bool = False
 
+    def ids(self, blocks: RowBlocks) -> npt.NDArray[np.uint8]:
+        """``uint8[N, 16]``: the objects of these blocks at this coordinate."""
+        if not self.snapshot:
+            return object_ids(self.seed, blocks.links)
+        ends = (blocks.blocks + 1) * self.pages.grid.block_tokens
+        return snapshot_ids(self.seed, blocks.links, ends)
+
     def transfer(self, blocks: RowBlocks, begin: int = 0, end: int | None = None) -> BlockTransfer:
         """These blocks at this coordinate; tokens outside ``[begin, end)`` are skipped."""
         at = self.pages.addresses(blocks.pages, blocks.blocks, begin, end)
         shape = (len(blocks), self.pages.layers, self.pages.runs_per_shard)
-        if not self.snapshot:
-            return BlockTransfer(self.store, object_ids(self.seed, blocks.links), at.reshape(shape))
-        ends = (blocks.blocks + 1) * self.pages.grid.block_tokens
-        ids = snapshot_ids(self.seed, blocks.links, ends)
-        transfer = BlockTransfer(self.store, ids, at.reshape(shape))
-        if not at.all():  # a state is usable whole or not at all: nothing may be skipped
+        transfer = BlockTransfer(self.store, self.ids(blocks), at.reshape(shape))
+        if (
+            self.snapshot and not at.all()
+        ):  # a state is usable whole or not at all: nothing may be skipped
             transfer.refused.append("vLLM gave no block for a state")
         return transfer
 

@@ -64,8 +64,9 @@ class LookupService:
         self._stuck: Lookup | None = None
         self._closed = False
 
-    def ask(self, plan: LookupPlan) -> Lookup:
-        """Submit a question; it may be answered already. Never blocks longer than INLINE_WAIT_S."""
+    def ask(self, plan: LookupPlan, *, wait: bool = True) -> Lookup:
+        """Submit a question; it may be answered already. Never blocks longer than INLINE_WAIT_S, and not
+        at all without ``wait``."""
         lookup = Lookup(plan, time.monotonic() + self._timeout_s)
         if self._closed:
             return self._answer(lookup, None, "closed")
@@ -82,7 +83,8 @@ class LookupService:
             self._questions.put_nowait(lookup)
         except queue.Full:
             return self._answer(lookup, None, "queue_full")
-        lookup.done.wait(INLINE_WAIT_S)
+        if wait:
+            lookup.done.wait(INLINE_WAIT_S)
         return lookup
 
     def poll(self, lookup: Lookup) -> bool:

@@ -87,7 +87,7 @@ class UcmMetadata(KVConnectorMetadata):
     same for the blocks of windowed rows. ``finishing``: requests whose blocks the engine holds until
     this worker reports them sent. ``idle``: this step computes nothing. ``step``: its number where
     workers hold back what it saves, else 0; ``commits`` and ``discards``: saves of earlier steps that
-    are published or dropped now.
+    are published or dropped now. ``prefetches``: blocks, without pages, that waiting requests will load.
     """
 
     loads: list[TransferOp] = field(default_factory=list)
@@ -99,6 +99,7 @@ class UcmMetadata(KVConnectorMetadata):
     step: int = 0
     commits: list[int] = field(default_factory=list)
     discards: list[int] = field(default_factory=list)
+    prefetches: list[RowBlocks] = field(default_factory=list)
 
 
 class Outbox:
@@ -134,7 +135,7 @@ class Outbox:
         """Entries not handed out yet."""
         meta = self.meta
         lists = (meta.loads, meta.saves, meta.finishing, meta.commits, meta.discards)
-        return sum(len(one) for one in lists)
+        return sum(len(one) for one in lists) + len(meta.prefetches)
 
 
 def _merge(mine: dict[int, Rows], theirs: dict[int, Rows]) -> None:

@@ -19,6 +19,7 @@ from ucm_core.adapter.tracker import Phase, RequestTracker
 from ucm_core.coordinator import HitPlan, resolve_hit
 from ucm_core.identity import ContentChain
 from ucm_core.spec import SeededCoordinate
+from ucm_vllm.ahead import Ahead
 from ucm_vllm.events import KvEvents
 from ucm_vllm.identity import Uncacheable, request_chain
 from ucm_vllm.keys import BadKeys
@@ -65,6 +66,7 @@ class SchedulerSide:
         loads: bool = True,
         saves: bool = True,
         persist_token_threshold: int = 0,
+        prefetches: bool = False,
         events: KvEvents | None = None,
         stats: UcmStats | None = None,
     ) -> None:
@@ -110,6 +112,17 @@ class SchedulerSide:
             held_back=modes.held_back,
         )
 
+        self._ahead = (
+            Ahead(
+                placement.rows,
+                outbox=self._outbox,
+                plan_of=lambda record: self._plan(record, record.request, 0, wait=False),
+                is_waiting=self._is_waiting,
+            )
+            if prefetches and loads
+            else None
+        )
+
     # -- new requests and hits -----------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
@@ -121,6 +134,8 @@ class SchedulerSide:
             return record
         record = self._new_record(request)
         self._records[request.request_id] = record
+        if self._ahead is not None and record.chain is not None:
+            self._ahead.arrived(record)
         self.tracker.add(request.request_id)
         return record
 
@@ -156,14 +171,16 @@ class SchedulerSide:
         self.tracker.matched(request.request_id)
         return plan.external, not self._layered_loads
 
-    def _plan(self, record: Record, request: Request, local: int) -> HitPlan | None:
+    def _plan(
+        self, record: Record, request: Request, local: int, *, wait: bool = True
+    ) -> HitPlan | None:
         """What the engine may skip, None while the answer is not there."""
         loads = self._loads and record.attempts and not _must_compute_all(request)
         # Saves of this request that still read its old blocks: one direction at a time. What they
         # store will be a hit, so the store is asked when they have ended.
         if loads and self.tracker.open_saves(request.request_id):
             return None
-        present = self._stored.look_up(record, request)
+        present = self._stored.look_up(record, request, wait=wait)
         if present is None:
             return None
         if not loads:
@@ -281,9 +298,14 @@ class SchedulerSide:
         for request_id, offered in offers.items() if self._states and self._saves else ():
             self._save_states(request_id, offered)
         self.saving.take_over(self._is_alive, block_ids)
+        if self._ahead is not None:
+            self._ahead.step()
         meta = self._outbox.take()
         meta.idle = not output.num_scheduled_tokens
         return meta
+
+    def _is_waiting(self, record: Record) -> bool:
+        return self._is_alive(record) and record.chain is not None and not record.asked
 
     def _is_alive(self, record: Record) -> bool:
         return self._records.get(record.request.request_id) is record

@@ -28,6 +28,7 @@ COUNTERS: dict[str, tuple[str, bool]] = {
     "suppressed_blocks": ("Blocks found but not offered: an earlier load of them failed.", False),
     "touched_objects": ("Objects told to be in use, so that collectors keep them.", False),
     "touch_dropped_objects": ("Objects in use that could not be told: too many waited.", False),
+    "prefetched_blocks": ("Blocks of waiting requests that a tier was told to fetch.", False),
     "load_blocks": ("Stored blocks loaded into the engine.", False),
     "load_bytes": ("Bytes loaded into the engine.", False),
     "load_failed_blocks": ("Stored blocks that a load did not deliver, by kind.", True),

@@ -71,8 +71,9 @@ class StoredPrefixes:
             offered = offered & ~bad
         return offered
 
-    def look_up(self, record: Record, request: Request) -> Presence | None:
-        """Presence of every whole block of the request's tokens; None: not known yet."""
+    def look_up(self, record: Record, request: Request, *, wait: bool = True) -> Presence | None:
+        """Presence of every whole block of the request's tokens; None: not known yet. ``wait``: a moment
+        for the answer."""
         chain = record.chain
         assert chain is not None
         now = time.monotonic()
@@ -88,7 +89,7 @@ class StoredPrefixes:
                 positions={place.row.name: where for place in self._states},
                 store_of=self._store_of,
             )
-            record.lookup = self._lookups.ask(plan)
+            record.lookup = self._lookups.ask(plan, wait=wait)
         lookup = record.lookup
         if not self._lookups.poll(lookup):
             return None

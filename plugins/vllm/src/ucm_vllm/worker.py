@@ -8,19 +8,23 @@ collections. Only four calls wait, each bounded: ``begin`` for copies out of blo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from ucm_core.adapter.layers import LookAhead
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
+from ucm_core.errors import UcmError
 from ucm_vllm.devices import Mark, nothing_queued
 from ucm_vllm.lanes import Lane
-from ucm_vllm.messages import UcmMetadata, UcmWorkerMetadata
+from ucm_vllm.messages import RowBlocks, UcmMetadata, UcmWorkerMetadata
 from ucm_vllm.modes import Modes
 from ucm_vllm.reports import Report
 from ucm_vllm.stats import UcmStats
 from ucm_vllm.store_counters import StoreWatch
 from ucm_vllm.worker_loads import WorkerLoads
 from ucm_vllm.worker_saves import WorkerSaves
+
+_log = logging.getLogger("ucm.vllm")
 
 #: Grace past the store's own deadline before a task that never ended is fenced from here.
 DEADLINE_SLACK_S = 5.0
@@ -84,11 +88,22 @@ class WorkerSide:
         self.saves.begin(meta)
 
     def start_loads(self, meta: UcmMetadata) -> None:
-        """Submit the step's loads. Returns at once."""
+        """Submit the step's loads, and what should move up a tier. Returns at once."""
         if self._layered_loads:
             self.loads.start_layered(meta.loads)
         else:
             self.loads.start(meta.loads)
+        for blocks in meta.prefetches:
+            self._prefetch(blocks)
+
+    def _prefetch(self, blocks: RowBlocks) -> None:
+        for lane in self.lanes:
+            if lane.row == blocks.row:
+                try:
+                    lane.store.prefetch(lane.ids(blocks))
+                    self.stats.add("prefetched_blocks", len(blocks))
+                except UcmError as error:  # a hint: without it the load only starts later
+                    _log.debug("prefetch of %d blocks: %s", len(blocks), error)
 
     def wait_for_layer(self, name: str) -> None:
         """A layer is about to compute."""

@@ -133,6 +133,7 @@ class MemoryStore:
         self.waits: list[float | None] = []
         self.patience: list[float] = []
         self.touched: list[bytes] = []
+        self.prefetched: list[bytes] = []
         self.lookups = 0
         self.lookup_delay_s = 0.0
         self.closed = False
@@ -170,7 +171,9 @@ class MemoryStore:
         hits = np.flatnonzero(self.lookup(ids))
         return int(hits[-1]) if len(hits) else -1
 
-    def prefetch(self, ids) -> None: ...  # type: ignore[no-untyped-def]
+    def prefetch(self, ids) -> None:  # type: ignore[no-untyped-def]
+        assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
+        self.prefetched += [bytes(row) for row in ids]
 
     def touch(self, ids) -> None:  # type: ignore[no-untyped-def]
         assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
