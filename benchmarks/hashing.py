@@ -15,7 +15,8 @@ SIZES = (65_536, 131_072)
 
 
 def run(report: Report, limits: Limits, rounds: int) -> None:
-    """Chain plus object ids of whole prompts, and of one new block at the end of a long one."""
+    """Chain plus object ids of whole prompts, and of one new block at the end of a long one (case B46:
+    the cost grows with the prompt and no faster)."""
     measured = {tokens: _measure(limits, tokens, rounds) for tokens in SIZES}
     rows = [
         [
