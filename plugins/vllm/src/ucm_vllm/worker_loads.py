@@ -29,7 +29,7 @@ from ucm_vllm.stats import UcmStats
 _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
 
 #: Longest an idle engine step waits for a load to end; a new request arrives at most this much later.
-IDLE_WAIT_S = 0.002
+IDLE_WAIT_S = 0.004
 
 
 @dataclass(slots=True)
