@@ -181,15 +181,16 @@ def kv_dtype(facts: Facts) -> str:
 
 
 def rope_facts(model: ModelConfig) -> dict[str, Encodable] | None:
-    """Rope parameters as the effective configuration has them (overrides included)."""
-    config = model.hf_text_config
-    names: tuple[str, ...] = (
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "partial_rotary_factor",
-    )
-    found = {name: _plain(getattr(config, name, None)) for name in names}
+    """Rope parameters as written in the checkpoint and overridden by the operator.
+
+    Not as they are in vLLM's configuration object: models change that while they are built, in the
+    processes that build them, so that the scheduler's would differ from the workers'.
+    """
+    written = {**_config(model), **_overrides(model)}
+    text = written.get("text_config")
+    config = {**written, **text} if isinstance(text, Mapping) else written
+    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+    found = {name: _plain(config.get(name)) for name in names}
     kept: dict[str, Encodable] = {n: value for n, value in found.items() if value is not None}
     if kept and any(word in str(kept) for word in ("longrope", "dynamic")):
         kept["max_model_len"] = model.max_model_len  # chooses among the scaling factors
@@ -201,25 +202,32 @@ def config_digest(model: ModelConfig) -> str:
 
     The file is used as written, because a library's defaults change with its version.
     """
+    overrides = _plain(_overrides(model))
+    kept = {k: v for k, v in _config(model).items() if k not in _CONFIG_LABELS}
+    return hashlib.sha256(b"ucm/config/1" + encode([_plain(kept), overrides])).hexdigest()
+
+
+def _overrides(model: ModelConfig) -> Mapping[str, Any]:
     overrides = model.hf_overrides
     if callable(overrides):
         raise UnsupportedError(
             "hf_overrides is a function: its effect on the KV cannot be put into an identity; use a "
             "dictionary"
         )
+    return overrides or {}
+
+
+def _config(model: ModelConfig) -> Mapping[str, Any]:
     directory = local_model_path(model)
     path = directory / "config.json" if directory is not None else None
-    if path is not None and path.is_file():
-        try:
-            config = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    else:
-        config = model.hf_config.to_dict()
-    kept = {k: v for k, v in config.items() if k not in _CONFIG_LABELS}
-    return hashlib.sha256(
-        b"ucm/config/1" + encode([_plain(kept), _plain(overrides or {})])
-    ).hexdigest()
+    if path is None or not path.is_file():
+        made: Mapping[str, Any] = model.hf_config.to_dict()
+        return made
+    try:
+        config: Mapping[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    return config
 
 
 def _plain(value: Any) -> Encodable:

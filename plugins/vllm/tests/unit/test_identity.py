@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
-from scripted_engine import World, prompt
+from scripted_engine import ScriptedConnector, World, prompt
 from ucm_core.errors import UnsupportedError
 
 
@@ -215,6 +216,20 @@ def test_labels_share(engine, world: World, change: dict[str, Any]) -> None:
     engine().generate("a", tokens)
     _edit_config(world, **change)
     assert _hit(engine, tokens) == 192
+
+
+def test_what_a_model_does_to_its_configuration_does_not_count(engine, world: World) -> None:
+    """Models of vLLM write into the rope parameters while they are built: in the workers, not in the
+    scheduler's process. The two must name the same objects all the same."""
+    tokens = prompt(7, 200)
+    e = engine()
+    model = e.config.model_config
+    model.hf_text_config.rope_parameters = {"rope_type": "yarn", "partial_rotary_factor": 0.5}
+    built = ScriptedConnector(e.config, KVConnectorRole.WORKER, e.kv)
+    seeds = [[at.seed for at in side._deployment.placement.all()] for side in (e.connector, built)]
+    built.shutdown()
+    assert seeds[0] == seeds[1]
+    assert e.generate("a", tokens)
 
 
 def test_engine_settings_that_change_bytes_never_share(engine, world: World) -> None:
