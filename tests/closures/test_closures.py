@@ -31,9 +31,10 @@ from ucm_core.spec import (
 from ucm_core.spec.from_config import read_model_config
 from ucm_core.spec.sizes import even_stages
 from ucm_core.store.contract import Status
-from ucm_core.store.native_store import NativeBlockStore, native_geometry
+from ucm_core.store.native_store import native_geometry
 from ucm_core.store.snapshot import SnapshotStore
 from ucm_core.testing.blocks import EngineMemory, geometry_of, id_array
+from ucm_core.testing.small_store import small_store
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "tests/spec/model_configs").glob("*.json"))
@@ -184,24 +185,8 @@ def test_4_loaded_bytes_outlive_their_object(cache_slots: int) -> None:
     """Blocks and a state are loaded; before anybody computes, the store loses everything, and other
     objects take the slots that they came through."""
     geometry = geometry_of()
-    native = native_geometry(geometry)
-    medium = _native.FakeMedium()
-    if cache_slots:
-        tier = _native.cache_tier(
-            native,
-            name="closure",
-            namespace_digest=bytes(32),
-            shared=False,
-            capacity_bytes=cache_slots * native.object_bytes,
-            load_reserve=0,
-            load_reserve_explicit=True,
-        )
-    else:
-        tier = _native.staging_tier(native, load_reserve=1, shared=1)
-    options = {"timeout_ms": 20_000, "waiting_depth": 100, "running_depth": 8, "copiers": 1}
-    options |= {"write_retries": 0, "retry_delay_ms": 1, "open_age_ms": 0}
-    native_store = _native.Store(_native.FakeStage(native, medium), tier, **options)
-    with NativeBlockStore(native_store, geometry) as store:
+    stage = _native.FakeStage(native_geometry(geometry), _native.FakeMedium())
+    with small_store(stage, geometry, cache_slots=cache_slots) as store:
         source = EngineMemory.whole(geometry, range(6)).fill()
         task = store.dump(source.ids, source.shards, source.addresses)
         assert (task.wait_durable() == Status.OK).all()

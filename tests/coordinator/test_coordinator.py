@@ -16,6 +16,7 @@ from ucm_core.coordinator import Computation, Coordinator, Positions
 from ucm_core.spec import KeySpace, Retention, SpecTable
 from ucm_core.store.contract import Status
 from ucm_core.store.native_store import NativeBlockStore, native_geometry
+from ucm_core.testing.small_store import small_store
 
 from .host import GEOMETRY, GRAIN, MODEL, Host, hybrid, prompt
 from .tables import chain, state, table
@@ -28,12 +29,8 @@ class Media:
         self.of = {row.name: _native.FakeMedium() for row in rows.rows}
 
     def __call__(self, name: str) -> NativeBlockStore:
-        native = native_geometry(GEOMETRY)
-        tier = _native.staging_tier(native, load_reserve=4, shared=60)
-        options = {"timeout_ms": 20_000, "waiting_depth": 1000, "running_depth": 8, "copiers": 1}
-        options |= {"write_retries": 0, "retry_delay_ms": 1, "open_age_ms": 0}
-        stage = _native.FakeStage(native, self.of[name])
-        return NativeBlockStore(_native.Store(stage, tier, **options), GEOMETRY)
+        stage = _native.FakeStage(native_geometry(GEOMETRY), self.of[name])
+        return small_store(stage, GEOMETRY, load_reserve=4, shared=60, waiting_depth=1000)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from ucm_core import _native
 from ucm_core.store.native_store import NativeBlockStore, native_geometry
+from ucm_core.testing.small_store import small_store
 
 from .conversation import (
     DISTINCT,
@@ -35,23 +36,10 @@ def test_the_trace_is_the_published_one() -> None:
 
 def opened(medium: _native.FakeMedium, cache_slots: int) -> NativeBlockStore:
     """``cache_slots``: over a host cache of so many blocks, 0: over staging buffers."""
-    native = native_geometry(GEOMETRY)
-    if cache_slots:
-        tier = _native.cache_tier(
-            native,
-            name="trace",
-            namespace_digest=bytes(32),
-            shared=False,
-            capacity_bytes=cache_slots * native.object_bytes,
-            load_reserve=0,
-            load_reserve_explicit=True,
-        )
-    else:
-        tier = _native.staging_tier(native, load_reserve=16, shared=512)
-    options = {"timeout_ms": 20_000, "waiting_depth": 10_000, "running_depth": 64, "copiers": 1}
-    options |= {"write_retries": 0, "retry_delay_ms": 1, "open_age_ms": 0}
-    stage = _native.FakeStage(native, medium, lanes=4)
-    return NativeBlockStore(_native.Store(stage, tier, **options), GEOMETRY)
+    stage = _native.FakeStage(native_geometry(GEOMETRY), medium, lanes=4)
+    depths = {"waiting_depth": 10_000, "running_depth": 64}
+    sizes = {"cache_slots": cache_slots, "load_reserve": 16, "shared": 512}
+    return small_store(stage, GEOMETRY, **sizes, **depths)
 
 
 def test_unlimited_capacity_also_across_a_restart() -> None:

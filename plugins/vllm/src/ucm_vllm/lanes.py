@@ -90,3 +90,9 @@ def to_save(lanes: Sequence[Lane], op: TransferOp) -> list[Part]:
                     mine = mine[(part.blocks + op.attempt) % lane.replicas == lane.replica]
                 found.append(Part(lane, mine + offset, lane.transfer(part.only(mine))))
     return found
+
+
+def fence(parts: Sequence[Part]) -> None:
+    """What is not over is cancelled: no byte of these parts moves any more."""
+    for part in parts:
+        part.transfer.fence()

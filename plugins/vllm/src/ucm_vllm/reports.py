@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ucm_core.adapter.transfer import Statuses
 from ucm_core.store.contract import Status
+from ucm_vllm.lanes import Part
 from ucm_vllm.messages import UcmWorkerMetadata
 from ucm_vllm.stats import UcmStats
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -41,9 +45,15 @@ class Report:
         return meta
 
 
-def count_failures(stats: UcmStats, name: str, statuses: Statuses) -> None:
-    """Add failed blocks to a counter, by kind."""
-    if len(statuses):
-        kinds, counts = np.unique(statuses, return_counts=True)
+def count_blocks(stats: UcmStats, what: str, part: Part, statuses: Statuses) -> Bools:
+    """Count what became of a part's blocks: ``what``, "load" or "save", in blocks and bytes, and failures
+    by kind. Returns which have failed."""
+    failed: Bools = statuses != Status.OK
+    if failed.any():
+        kinds, counts = np.unique(statuses[failed], return_counts=True)
         for kind, count in zip(kinds, counts, strict=True):
-            stats.add(name, int(count), Status(int(kind)).name.lower())
+            stats.add(f"{what}_failed_blocks", int(count), Status(int(kind)).name.lower())
+    good = int(len(statuses) - failed.sum())
+    stats.add(f"{what}_blocks", good)
+    stats.add(f"{what}_bytes", good * part.lane.block_bytes)
+    return failed

@@ -21,9 +21,9 @@ from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.observe.logs import RateLimitedLogger
 from ucm_core.store.contract import Status
 from ucm_vllm.devices import Mark, nothing_queued
-from ucm_vllm.lanes import Lane, Part, to_load
+from ucm_vllm.lanes import Lane, Part, fence, to_load
 from ucm_vllm.messages import TransferOp
-from ucm_vllm.reports import Report, count_failures
+from ucm_vllm.reports import Report, count_blocks
 from ucm_vllm.stats import UcmStats
 
 _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
@@ -106,7 +106,7 @@ class WorkerLoads:
         for op_id, load in list(self._open.items()):
             overdue = now - load.started > self._limit_s
             if overdue:
-                _fence(load)
+                fence(load.parts)
             elif not all(part.transfer.is_over() for part in load.parts):
                 continue
             del self._open[op_id]
@@ -158,12 +158,7 @@ class WorkerLoads:
             statuses = part.transfer.statuses()
             if moved.missed:
                 statuses[statuses == Status.OK] = Status.CANCELLED
-            failed = statuses != Status.OK
-            bad[part.numbers[failed]] = True
-            count_failures(self._stats, "load_failed_blocks", statuses[failed])
-            good = int(len(statuses) - failed.sum())
-            self._stats.add("load_blocks", good)
-            self._stats.add("load_bytes", good * part.lane.block_bytes)
+            bad[part.numbers[count_blocks(self._stats, "load", part, statuses)]] = True
         if not self._lanes:
             bad[:] = True
         self._stats.add("load_seconds", time.monotonic() - load.started)
@@ -196,15 +191,14 @@ class WorkerLoads:
             found += [int(page) for page in np.unique(part.pages[meant])]
         return found
 
+    def fence(self) -> None:
+        """No byte moves any more; what had not ended is told as failed."""
+        for load in (*self._open.values(), *self._in_step):
+            fence(load.parts)
+
     def close(self) -> None:
         """Fence what runs."""
-        for load in (*self._open.values(), *self._in_step):
-            _fence(load)
+        self.fence()
         self._open.clear()
         self._in_step.clear()
         self._pipeline = None
-
-
-def _fence(load: _Load) -> None:
-    for part in load.parts:
-        part.transfer.fence()

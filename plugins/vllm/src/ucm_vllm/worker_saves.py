@@ -17,11 +17,11 @@ from ucm_core.adapter.layers import LayerSaves
 from ucm_core.adapter.transfer import reasons
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.observe.logs import RateLimitedLogger
-from ucm_core.store.contract import CommitMode, Status
+from ucm_core.store.contract import CommitMode
 from ucm_vllm.devices import Mark, nothing_queued
-from ucm_vllm.lanes import Lane, Part, to_save
+from ucm_vllm.lanes import Lane, Part, fence, to_save
 from ucm_vllm.messages import TransferOp, UcmMetadata
-from ucm_vllm.reports import Report, count_failures
+from ucm_vllm.reports import Report, count_blocks
 from ucm_vllm.stats import UcmStats
 
 _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
@@ -188,12 +188,7 @@ class WorkerSaves:
         lost = []
         for part in save.parts:
             statuses = part.transfer.statuses(durable=True)
-            failed = statuses != Status.OK
-            lost.append(part.numbers[failed])
-            count_failures(self._stats, "save_failed_blocks", statuses[failed])
-            good = int(len(statuses) - failed.sum())
-            self._stats.add("save_blocks", good)
-            self._stats.add("save_bytes", good * part.lane.block_bytes)
+            lost.append(part.numbers[count_blocks(self._stats, "save", part, statuses)])
         op_id = save.op.op_id
         self._report.meta.ended[op_id] = 1
         numbers = np.unique(np.concatenate(lost)) if lost else np.arange(len(save.op))
@@ -208,12 +203,15 @@ class WorkerSaves:
                 reasons((part.transfer for part in save.parts), durable=True),
             )
 
-    def close(self) -> None:
-        """Fence what is still being copied; what was copied is finished by the store."""
+    def fence(self) -> None:
+        """What is still being copied is given up; what was copied is finished by the store."""
         for save in self._open.values():
             if not save.copied:
-                for part in save.parts:
-                    part.transfer.fence()
+                fence(save.parts)
+
+    def close(self) -> None:
+        """Fence, and forget."""
+        self.fence()
         self._open.clear()
         self._reading.clear()
         self._pipeline = None

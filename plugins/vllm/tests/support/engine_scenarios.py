@@ -93,14 +93,16 @@ def damage_blocks(
 
 
 def damage_at_boundary(
-    llm: Any, root: str, tokens: list[int], what: str, position: int, kind: str
+    llm: Any, root: str, tokens: list[int], what: str, position: int, kind: str, parts: int = -1
 ) -> None:
-    """Damage the state at a position of a prompt, or the block of KV that ends there."""
+    """Damage the state at a position of a prompt, or the block of KV that ends there; ``parts``: the
+    first so many of its coordinates."""
+    settle(llm)
     placement = scheduler_connector(llm)._deployment.placement
     chain = ContentChain(placement.grain, chain_root(None, None))
     chain.extend(np.array(tokens, dtype=np.int64))
     (place,) = placement.states if what == "state" else placement.rows
-    for at in placement.keys.of(place.row.name):
+    for at in placement.keys.of(place.row.name)[: parts if parts > 0 else None]:
         if what == "state":
             (key,) = chain.snapshot_ids(at.seed, [position])
         else:
@@ -142,8 +144,10 @@ def settle(llm: Any, timeout_s: float = 20.0) -> None:
 
 
 def pending() -> dict[str, int]:
-    """Sizes of the worker side's maps."""
-    sizes: dict[str, int] = worker_connector().pending()
+    """Sizes of the worker side's maps; nothing where workers are processes of their own."""
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+    sizes: dict[str, int] = worker_connector().pending() if has_kv_transfer_group() else {}
     return sizes
 
 
@@ -340,7 +344,7 @@ def find_directory(llm: Any, root: str) -> None:
     Path(f"{root}.away").rename(root)
     _await_service(llm, is_out=False)
     worker = worker_connector()._worker
-    worker._watch.look_now(worker.stats.add)
+    worker._watch.look_now(worker.stats)
 
 
 def _await_service(llm: Any, *, is_out: bool) -> None:
@@ -453,8 +457,8 @@ def rank_one_cannot_save() -> None:
     def worker_side(self: Any, caches: Any, pp_rank: int, tp_rank: int) -> Any:
         side = original(self, caches, pp_rank, tp_rank)
         if tp_rank == 1:
-            side._lanes = [
-                dataclasses.replace(lane, store=_NoDumps(lane.store)) for lane in side._lanes
+            side.lanes[:] = [
+                dataclasses.replace(lane, store=_NoDumps(lane.store)) for lane in side.lanes
             ]
         return side
 

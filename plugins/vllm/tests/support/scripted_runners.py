@@ -19,7 +19,8 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 
 if TYPE_CHECKING:
-    from scripted_engine import ScriptedConnector, ScriptedEngine
+    from scripted_engine import ScriptedEngine
+    from scripted_world import ScriptedConnector
 
 Caches = dict[str, torch.Tensor]
 Model = Callable[[], None]
@@ -105,7 +106,15 @@ class RunnerV2(RunnerV1):
 
 
 class Runner033(RunnerV1):
-    """A stub of what 0.33 changed, read in its source; the scheduler below it is the installed one."""
+    """A stub of what 0.33 changed, read in its source; the scheduler below it is the installed one.
+
+    Between 0.32.0 and 0.33.0 the connector's base class gained `supports_sleep_mode`,
+    `unregister_kv_caches` and `restore_kv_caches` (:meth:`sleep`); no call lost or changed an argument.
+    The drivers of both model runners collect before `wait_for_save` when they put the end of a step off
+    (:meth:`run`). The scheduler orders asynchronous loads late (:meth:`_admit`, :meth:`scheduling`), frees
+    one that it had not ordered at once (:meth:`aborting`), and may take less than it was offered (a test
+    of `test_metrics.py`). Outputs of a failed worker join the next step's: ours are sums over steps.
+    """
 
     def register(self, caches: Caches) -> None:
         super().register(caches)
@@ -144,6 +153,14 @@ class Runner033(RunnerV1):
         worker.wait_for_save()
         worker.clear_connector_metadata()
         return report
+
+    def sleep(self) -> None:
+        """The memory of the KV cache goes and comes back empty."""
+        self.worker.unregister_kv_caches()
+        self.worker.unregister_kv_caches()  # level 2 discards once more
+        for memory in (rank.memory for rank in self.engine.ranks if rank.runner is self):
+            memory.fill_(-1.0)
+        self.worker.restore_kv_caches()
 
 
 RUNNERS: dict[str, type[RunnerV1]] = {"v1": RunnerV1, "v2": RunnerV2, "0.33": Runner033}

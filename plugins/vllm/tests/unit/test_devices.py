@@ -12,7 +12,6 @@ import pytest
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-import scripted_engine
 from scripted_engine import (
     HEAD_SIZE,
     HEADS,
@@ -91,7 +90,7 @@ class Rig:
         world = DeviceWorld(folder)
         world.event_sync = event_sync
         world.settings["event_sync"] = event_sync
-        scripted_engine._world = world
+        world.use()
         config = vllm_config(world)
         kv = kv_cache_config(config, BLOCKS)
         self.worker = ScriptedConnector(config, KVConnectorRole.WORKER, kv)

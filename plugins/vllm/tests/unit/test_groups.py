@@ -46,13 +46,6 @@ def _keys(engine: ScriptedEngine, tokens: list[int], window: int | None) -> list
     return [bytes(key) for key in engine.chain_of(tokens).object_ids(seed)]
 
 
-def _all_free(engine: ScriptedEngine) -> None:
-    assert engine.pending() == {}
-    assert engine.counted.get("anomalies", 0) == 0
-    free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    assert free == engine.kv.num_blocks - 1, "blocks leaked"
-
-
 def test_store_groups_do_not_follow_vllms(engine: Build, world: World) -> None:
     e = engine()
     assert len(e.kv.kv_cache_groups) == 3
@@ -80,7 +73,7 @@ def test_second_engine_loads_what_the_first_saved(
     hit = min(whole * 64, (length - 1) // block_size * block_size)
     assert second.counted.get("hit_tokens", 0) == hit
     for e in (first, second):
-        _all_free(e)
+        e.check_idle()
 
 
 def test_only_what_a_window_reaches_is_loaded(engine: Build, world: World) -> None:
@@ -138,7 +131,7 @@ def test_external_hit_beside_a_local_hit(engine: Build, world: World, local: int
     before = e.counted.get("hit_tokens", 0)
     assert e.generate("b", tokens) == wanted
     assert e.counted["hit_tokens"] - before == 448 - local
-    _all_free(e)
+    e.check_idle()
 
 
 @pytest.mark.parametrize("window", [96, None])
@@ -159,7 +152,7 @@ def test_a_bad_block_in_one_group_starts_over_without_it(
     assert e.counted["hit_tokens"] == 576
     assert not any(report.invalid_block_ids for report in e.reports)
     assert [r.failed_recving for r in e.reports if r.failed_recving] == [{"b"}]
-    _all_free(e)
+    e.check_idle()
 
 
 def test_a_store_that_always_fails_costs_two_loads_and_then_vllm_computes(
@@ -173,7 +166,7 @@ def test_a_store_that_always_fails_costs_two_loads_and_then_vllm_computes(
     assert e.generate("b", tokens) == wanted
     assert len([task for task in e.all_tasks() if task.kind == "load"]) <= 4
     assert len([r for r in e.reports if r.failed_recving]) <= 2
-    _all_free(e)
+    e.check_idle()
 
 
 def test_policy_fail_ends_the_request_and_leaves_nothing(engine: Build, world: World) -> None:
@@ -184,7 +177,7 @@ def test_policy_fail_ends_the_request_and_leaves_nothing(engine: Build, world: W
     e.add("b", tokens)
     e.run()
     assert str(e.finished["b"]) == "error"
-    _all_free(e)
+    e.check_idle()
 
 
 @pytest.mark.parametrize("chunk", [64, 96, 256, 1024])
@@ -217,7 +210,7 @@ def test_windows_shorter_than_a_block_lose_decoded_blocks_only(
     again.generate("b", tokens + answer + [7])
     assert again.counted["hit_tokens"] == 64
     for one in (e, again):
-        _all_free(one)
+        one.check_idle()
         one.close()
 
 
@@ -248,7 +241,7 @@ def test_what_a_window_leaves_behind_is_copied_before_it_is_reused(
             task.finish()
         e.step()
     e.run()
-    _all_free(e)
+    e.check_idle()
     if not copied_in_time:
         assert e.counted["save_failed_blocks|timeout"] > 0
         assert len(world.objects) < 18
@@ -280,7 +273,7 @@ def test_a_request_that_ends_gives_its_old_window_blocks_back_at_once(
             task.finish()
         e.step()
     e.run()
-    _all_free(e)
+    e.check_idle()
     world.auto = True
     check = engine(blocks=64)
     for seed, length in ((12, 400), (13, 300)):
@@ -300,7 +293,7 @@ def test_a_window_alone_starts_over_too(tmp_path: Path) -> None:
     assert [r.failed_recving for r in e.reports if r.failed_recving] == [{"b"}]
     assert e.counted["hit_tokens"] == 384
     for one in (first, e):
-        _all_free(one)
+        one.check_idle()
         one.close()
 
 

@@ -41,14 +41,6 @@ def _keys(engine: ScriptedEngine, tokens: list[int], rank: int = 0) -> list[byte
     return [bytes(key) for key in engine.chain_of(tokens).object_ids(seed)]
 
 
-def _clean(engine: ScriptedEngine) -> None:
-    assert engine.pending() == {}
-    assert engine.counted.get("anomalies", 0) == 0
-    free = engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    assert free == engine.kv.num_blocks - 1, "blocks leaked"
-    assert not any(store.staged or store.held for store in engine.stores)
-
-
 # -- modes -------------------------------------------------------------------------------------------------
 
 
@@ -69,8 +61,8 @@ def test_every_mode_stores_and_loads_the_same_objects(engine: Build, world: Worl
             assert second.generate("b", tokens) == wanted
             assert second.counted["hit_tokens"] == 256
             assert second.counted["load_blocks"] == 4
-            _clean(second)
-        _clean(first)
+            second.check_idle()
+        first.check_idle()
     assert all(one == stored[0] for one in stored)
 
 
@@ -106,7 +98,7 @@ def test_saves_start_layer_by_layer_in_order(engine: Build, world: World) -> Non
     e.generate("a", prompt(4, 300), max_tokens=1)
     dumps = [task for task in e.all_tasks() if task.kind == "dump"]
     assert [set(task.shards) for task in dumps] == [{i} for i in range(LAYERS)]
-    _clean(e)
+    e.check_idle()
 
 
 def test_several_groups_save_layer_by_layer(tmp_path: Path) -> None:
@@ -119,7 +111,7 @@ def test_several_groups_save_layer_by_layer(tmp_path: Path) -> None:
     assert engines[1].generate("b", tokens) == wanted == expected(tokens, 4)
     assert engines[1].counted["hit_tokens"] == 576
     for e in engines:
-        _clean(e)
+        e.check_idle()
         e.close()
 
 
@@ -216,7 +208,7 @@ def test_a_layer_that_computes_without_waiting_costs_the_hit_not_the_answer(
     _pump(e)
     assert e.outputs["a"] == expected(tokens, 4)
     assert e.counted["load_failed_blocks|cancelled"] == 4
-    _clean(e)
+    e.check_idle()
 
 
 # -- bad loads ---------------------------------------------------------------------------------------------
@@ -258,7 +250,7 @@ def test_nothing_computed_from_a_bad_load_is_published(
     assert all(store.discarded for store in e.stores), "not every rank threw its blocks away"
     e.run()
     assert e.outputs["a"] == expected(whole, 4)
-    _clean(e)
+    e.check_idle()
     assert len(world.objects) == 7 * tp
     third = engine(tp=tp)
     assert third.generate("c", whole) == expected(whole, 4)
@@ -299,7 +291,7 @@ def test_a_request_that_shares_blocks_of_a_bad_load_publishes_nothing_either(
     e.run()
     assert e.outputs["a"] == expected(one, 4)
     assert e.outputs["b"] == expected(two, 4)
-    _clean(e)
+    e.check_idle()
     third = engine()
     for tokens in (one, two):
         assert third.generate(f"c{tokens[-1]}", tokens) == expected(tokens, 4)
@@ -318,7 +310,7 @@ def test_what_was_held_back_is_released_when_the_engine_goes_idle(
     e.run()
     assert len(world.objects) == 4
     assert not e.connector.has_pending_push_work()
-    _clean(e)
+    e.check_idle()
 
 
 def test_policy_fail_ends_the_request_and_publishes_nothing(engine: Build, world: World) -> None:
@@ -330,7 +322,7 @@ def test_policy_fail_ends_the_request_and_publishes_nothing(engine: Build, world
     e.run()
     assert str(e.finished["a"]) == "error"
     assert len(world.objects) == 4
-    _clean(e)
+    e.check_idle()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -367,7 +359,7 @@ def test_storm(engine: Build, world: World, seed: int) -> None:
                 world.objects.pop(key, None)
     world.faults.clear()
     e.run(2000)
-    _clean(e)
+    e.check_idle()
     for name, (tokens, count) in asked.items():
         assert e.outputs[name] == expected(tokens, count), name
     check = engine(blocks=64, tp=1 + seed % 2, enable_prefix_caching=False)

@@ -119,9 +119,7 @@ def _ranks(
     world: World, count: int, *, auto: bool = True
 ) -> tuple[list[WorkerSide], list[MemoryStore]]:
     """Workers of ``count`` ranks that hold equal content, over one set of objects."""
-    import scripted_engine
-
-    scripted_engine._world = world
+    world.use()
     config = vllm_config(world)
     kv = kv_cache_config(config, 16, mla=True)
     from ucm_vllm.deployment import Deployment, Settings

@@ -83,9 +83,7 @@ def test_layouts_that_scatter_heads_are_refused(world: World, configs, order: st
 
 
 def _build(world: World, config: Any, kv: Any, role: Any) -> ScriptedConnector:
-    import scripted_engine
-
-    scripted_engine._world = world
+    world.use()
     return ScriptedConnector(config, role, kv)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,14 +124,8 @@ def _drain(engine: ScriptedEngine) -> None:
 
 def _check_reports(engine: ScriptedEngine) -> None:
     """Every load is told received once, every held request sent once, nothing else is told."""
-    sent: Counter[str] = Counter()
-    received: Counter[str] = Counter()
-    for report in engine.reports:
-        assert not (report.finished_sending or set()) & (report.finished_recving or set())
-        sent.update(report.finished_sending or ())
-        received.update(report.finished_recving or ())
+    sent, received = engine.check_told_once()
     assert sent == engine.held
-    assert all(count == 1 for count in sent.values())
     assert received == engine.loaded
 
 
