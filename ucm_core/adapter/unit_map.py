@@ -43,10 +43,12 @@ class UnitMap:
 
     ``stage``: the layers that this rank computes, per part (an uneven or custom partition is just
     another set). ``order``: the layers in the order they run; default part by part, ascending (draft
-    after target). ``called``: layers that the engine calls for; default all. ``tensors``: sets of
-    layers that share one tensor; layers of other ranks in them are an error.
+    after target). ``called``: layers that the engine calls for; default all. ``apart``: rows of which a
+    call says nothing, also where it is for a layer of theirs (a recurrent state beside attention): there
+    at start, saved at the end. ``tensors``: sets of layers that share one tensor; layers of other ranks
+    in them are an error.
 
-    Raises ConfigError where ``order`` or ``called`` name layers that are not here, or a tensor does
+    Raises ConfigError where ``order``, ``called`` or ``apart`` name what is not here, or a tensor does
     not fit, and UnsupportedError where a follower's source is computed on another rank.
     """
 
@@ -59,6 +61,7 @@ class UnitMap:
         *,
         order: Sequence[LayerKey] | None = None,
         called: Collection[LayerKey] | None = None,
+        apart: Collection[str] = (),
         tensors: Iterable[Sequence[LayerKey]] = (),
     ) -> None:
         here = [LayerKey(part, i) for part in table.num_layers for i in sorted(stage.get(part, ()))]
@@ -70,6 +73,9 @@ class UnitMap:
             )
         place = {key: i for i, key in enumerate(self.order)}
         calls = sorted(place[key] for key in _known(called, place))
+        strange = sorted(set(apart) - {row.name for row in table.rows})
+        if strange:
+            raise ConfigError(f"rows that no call is for are not in the table: {strange[:4]}")
         by_part = _tensors_by_part(tensors)
         rows = {
             row.name: _units(row, stage.get(row.part, ()), by_part.get(row.part, []))
@@ -86,6 +92,10 @@ class UnitMap:
         for row in table.rows:
             readers = _readers(table, row, stage)
             for unit in self.by_row.get(row.name, ()):
+                if row.name in apart:
+                    before.setdefault(-1, []).append(unit)
+                    after.setdefault(-1, []).append(unit)
+                    continue
                 runs = [place[LayerKey(row.part, i)] for i in unit.layers]
                 first = min([*runs, *(place[key] for key in readers)])
                 at = bisect.bisect_right(calls, first) - 1

@@ -89,6 +89,15 @@ def test_states_between_called_layers_wait_at_the_call_before() -> None:
     )
 
 
+def test_rows_that_stand_apart_wait_for_no_call() -> None:
+    """A state beside attention in one layer: the call for the layer is for its attention alone."""
+    table = SpecTable([row("kv", range(2)), state("s", range(2))], grain=64, num_layers=2)
+    units = UnitMap(table, {TARGET: range(2)}, apart=["s"])
+    assert trace(units, t(0, 1)) == (steps("+s.0 +s.1 +kv.0 0 -kv.0 +kv.1 1 -kv.1 -s.0 -s.1"))
+    with pytest.raises(ConfigError, match="not in the table"):
+        UnitMap(table, {TARGET: range(2)}, apart=["t"])
+
+
 def test_no_calls_at_all_is_start_and_end() -> None:
     table = SpecTable([state("s", range(2))], grain=64, num_layers=2)
     units = UnitMap(table, {TARGET: range(2)}, called=())

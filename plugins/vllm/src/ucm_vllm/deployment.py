@@ -219,11 +219,17 @@ class Deployment:
             lanes,
             timeout_s=self.settings.timeout_ms / 1000,
             modes=self.modes,
-            units=UnitMap(self.placement.table, {TARGET: range(*self.facts.stages[pp_rank])}),
+            units=self._units(pp_rank),
             keys={name: LayerKey(TARGET, number) for number, name in names.items()},
             by_pages=self.facts.continues_anywhere,
             mark=self.device.mark(self.settings.event_sync),
         )
+
+    def _units(self, pp_rank: int) -> UnitMap:
+        """vLLM calls for attention layers alone, and a state is complete only when the pass is over."""
+        table = self.placement.table
+        stage = {TARGET: range(*self.facts.stages[pp_rank])}
+        return UnitMap(table, stage, apart=[row.name for row in table.snapshots])
 
     def _lane(self, at: SeededCoordinate, tensors: Sequence[torch.Tensor], tp_rank: int) -> Lane:
         """``tensors``: those of the coordinate's layers, in its order."""
@@ -283,12 +289,14 @@ class Deployment:
             for name in group.layer_names:
                 of[layer_number(name, layers, state=kind is None)] = name
         first, last = self.facts.stages[pp_rank]
-        wanted = {i for i in range(first, last) if self.facts.kind_of[i] is not None}
+        kept = (self.facts.kind_of, self.facts.state_kind_of)
+        wanted = [{i for i in range(first, last) if of and of[i] is not None} for of in kept]
         found = len(names) + len(states)
-        if set(names) != wanted or found != sum(len(g.layer_names) for g in groups):
+        if [set(names), set(states)] != wanted or found != sum(len(g.layer_names) for g in groups):
             raise UnsupportedError(
-                f"pipeline stage {pp_rank} should hold layers {first}..{last - 1}, one KV cache each; "
-                f"vLLM registered {sorted(n for group in groups for n in group.layer_names)}"
+                f"pipeline stage {pp_rank} should hold KV of layers {sorted(wanted[0])} and states of "
+                f"{sorted(wanted[1])}, one cache each; vLLM registered "
+                f"{sorted(n for group in groups for n in group.layer_names)}"
             )
         every = (*names.values(), *states.values())
         missing = [name for name in every if name not in kv_caches]

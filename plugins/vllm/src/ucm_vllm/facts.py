@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ucm_core.errors import UnsupportedError
 from ucm_vllm.packing import PageOrder, find_order, kernel_writer
 from ucm_vllm.refusals import deployment_problems, group_problems, layer_specs
+from ucm_vllm.stages import KindOf, kinds_of_layers
 from ucm_vllm.states import STATE_SPECS, StateKind, state_kind, state_problems
 
 if TYPE_CHECKING:
@@ -101,8 +102,9 @@ class Facts:
 
     @property
     def shards(self) -> int:
-        """Distinct head shards over the tensor-parallel ranks, of the kind that is split most."""
-        return max(self.tp // kind.replicas for kind in self.kinds)
+        """Distinct shards over the tensor-parallel ranks, of the kind that is split most."""
+        split = [self.tp // kind.replicas for kind in self.kinds]
+        return max(*split, *(kind.ranks for kind in self.states), 1)
 
     @property
     def replicas(self) -> int:
@@ -121,7 +123,7 @@ def read_facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts
     problems = deployment_problems(vllm_config)
     problems += group_problems(kv_cache_config, frozenset(KINDS), STATE_SPECS)
     for spec in _state_specs(kv_cache_config):
-        problems += state_problems(spec, vllm_config)
+        problems += state_problems(spec)
     if problems:
         raise UnsupportedError(
             "UCMConnector cannot serve this deployment:\n"
@@ -145,13 +147,19 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
     table_of = _tables(kv_cache_config, layers, [i for i, t in enumerate(tables) if t is not None])
     with_states = [i for i, t in enumerate(state_tables) if t is not None]
     state_table_of = _tables(kv_cache_config, layers, with_states, state=True)
+    named = {layer: of for layer, table in table_of.items() if (of := tables[table]) is not None}
+    named_states = {
+        layer: of
+        for layer, table in state_table_of.items()
+        if (of := state_tables[table]) is not None
+    }
     if len(groups) == 1:  # the names are those of one pipeline stage only, but all layers are alike
-        kind_of: tuple[int | None, ...] = (0,) * layers
+        kind_of: KindOf = (0,) * layers
+        state_kind_of: KindOf = (None,) * layers
     else:
-        named = {
-            layer: of for layer, table in table_of.items() if (of := tables[table]) is not None
-        }
-        kind_of = kinds_of_layers(model, kinds, named, layers, stages=pp)
+        kind_of, state_kind_of = kinds_of_layers(
+            model, kinds, states, named, named_states, layers, stages=pp
+        )
     _check_replicas(kinds, kv_cache_config, tp)
     dtypes = sorted({kind.dtype for kind in kinds})
     if len(dtypes) > 1:
@@ -168,9 +176,7 @@ def _facts(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Facts:
         stages=tuple(get_pp_indices(layers, rank, pp) for rank in range(pp)),
         tp=tp,
         states=states,
-        state_kind_of=tuple(
-            state_tables[state_table_of[i]] if i in state_table_of else None for i in range(layers)
-        ),
+        state_kind_of=state_kind_of,
         state_tables=state_tables,
         state_table_of=state_table_of,
     )
@@ -184,7 +190,8 @@ def _state_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
 def _declared(vllm_config: VllmConfig, spec: Any) -> PageKind | StateKind:
     """What a group of vLLM keeps."""
     if type(spec).__name__ in STATE_SPECS:
-        return state_kind(spec, str(vllm_config.device_config.device_type))
+        device = str(vllm_config.device_config.device_type)
+        return state_kind(spec, device, vllm_config.parallel_config.tensor_parallel_size)
     return _page_kind(vllm_config, spec)
 
 
@@ -217,44 +224,6 @@ def _tables(
                 )
             names[index] = name
             found[index] = table
-    return found
-
-
-def kinds_of_layers(
-    model: Any,
-    kinds: Sequence[PageKind],
-    named: Mapping[int, int],
-    layers: int,
-    *,
-    stages: int,
-) -> tuple[int | None, ...]:
-    """Per layer its index in ``kinds``. ``named``: of the layers that vLLM names to this process.
-
-    With pipeline stages those are only some, and another set in each process: then the model's
-    configuration must say what each layer is, and agree with what vLLM made of it.
-    """
-    if stages == 1:
-        return tuple(named.get(layer) for layer in range(layers))
-    types = list(getattr(model.hf_text_config, "layer_types", None) or ())
-    meant = {
-        "full_attention": [i for i, kind in enumerate(kinds) if kind.window is None],
-        "sliding_attention": [i for i, kind in enumerate(kinds) if kind.window is not None],
-    }
-    unclear = sorted({t for t in types if len(meant.get(t, ())) != 1})
-    if len(types) != layers or unclear:
-        raise UnsupportedError(
-            f"{stages} pipeline stages and several KV cache groups: vLLM's scheduler knows the layers of "
-            f"one stage only, and layer_types of the model's configuration ({len(types)} of {layers} "
-            f"layers{f', unclear: {unclear}' if unclear else ''}) does not tell the others; use tensor "
-            "parallelism"
-        )
-    found = tuple(meant[t][0] for t in types)
-    wrong = sorted(layer for layer, kind in named.items() if found[layer] != kind)
-    if wrong:
-        raise UnsupportedError(
-            f"layers {wrong[:8]} are not what layer_types of the model's configuration says: vLLM gives "
-            f"them {kinds[named[wrong[0]]]}"
-        )
     return found
 
 

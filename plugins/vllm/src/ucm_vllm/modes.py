@@ -3,7 +3,7 @@
 | ``use_layerwise`` | loads | saves |
 |---|---|---|
 | ``auto``, ``false`` | before the request runs | in bulk, after the step |
-| ``save`` | before the request runs | layer by layer |
+| ``save`` | before the request runs | layer by layer, recurrent states after the step |
 | ``true`` | layer by layer, in the request's first step | layer by layer, published a step later |
 """
 
@@ -73,11 +73,6 @@ def check_modes(modes: Modes, facts: Facts, vllm_config: VllmConfig) -> None:
             f"the model has {what}: loads layer by layer are synchronous, and vLLM has no way to hear of "
             "a failed synchronous load of such a model; saves alone can be layer by layer: "
             'use_layerwise: "save"'
-        )
-    if modes.layered_saves and facts.states:
-        problems.append(
-            "the model has recurrent states: vLLM calls for its attention layers alone, so no call says "
-            "that a state is complete; set use_layerwise to false"
         )
     parallel = vllm_config.parallel_config
     in_flight = [

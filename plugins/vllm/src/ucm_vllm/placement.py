@@ -51,11 +51,14 @@ def _state_layer(facts: Facts, index: int, grain: int) -> LayerSpec | None:
     if number is None:
         return None
     kind = facts.states[number]
+    # Each rank's part is an object of its own. What lies in it (several quantities, each split) is the
+    # model's to know, so parts are neither joined nor cut: another number of ranks is a clean miss.
     return LayerSpec(
         index=index,
         name=f"layers.{index}.state",
         kind=Kind.SNAPSHOT,
-        entry_bytes=kind.nbytes,
+        entry_bytes=kind.nbytes * kind.ranks,
+        heads=kind.ranks,
         dtype="bytes",
         grid=math.lcm(kind.engine_block, grain),
     )
@@ -263,7 +266,11 @@ def _state_place(facts: Facts, keys: KeySpace, index: int, row: GroupSpec) -> St
         kind=facts.states[number],
         grid=BlockGrid(row.block_tokens, row.block_tokens),
         tables=tables,
-        column_of={layer: tables.index(facts.state_table_of[layer]) for layer in row.layers},
+        column_of={
+            layer: tables.index(facts.state_table_of[layer])
+            for layer in row.layers
+            if layer in facts.state_table_of
+        },
         salt=_salt(keys, row),
     )
 

@@ -25,7 +25,6 @@ from ucm_vllm.row_blocks import Tables, row_links
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
 
     from ucm_vllm.placement import StatePlace
 
@@ -41,12 +40,14 @@ Offers = Sequence[tuple[int, int, int]]
 @dataclass(frozen=True, slots=True)
 class StateKind:
     """Layers whose states look alike. ``engine_block``: tokens between positions at which vLLM can keep
-    one. ``nbytes``: of one state in one layer, without padding. ``tag``: what those bytes are.
+    one. ``nbytes``: of one state in one layer on one rank, without padding. ``tag``: what those bytes
+    are. ``ranks``: tensor-parallel ranks that hold a part each.
     """
 
     engine_block: int
     nbytes: int
     tag: str
+    ranks: int = 1
 
     def layout(self, layers: int) -> LayoutDescriptor:
         """Whole states, layer after layer: nothing inside them can be cut or reordered."""
@@ -54,8 +55,9 @@ class StateKind:
         return LayoutDescriptor.parse(f"opaque.state.{self.tag}|{axes}")
 
 
-def state_kind(spec: Any, device: str) -> StateKind:
-    """The kind of a state group. ``device``: its kernels define the order inside a state."""
+def state_kind(spec: Any, device: str, ranks: int = 1) -> StateKind:
+    """The kind of a state group. ``device``: its kernels define the order inside a state. ``spec`` is
+    that of one of ``ranks`` tensor-parallel ranks."""
     parts = [
         f"{str(dtype).removeprefix('torch.')}-{'x'.join(map(str, shape))}"
         for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
@@ -65,10 +67,11 @@ def state_kind(spec: Any, device: str) -> StateKind:
         engine_block=spec.block_size,
         nbytes=spec.state_content_size_bytes,
         tag=".".join([device, family, *parts]),
+        ranks=ranks,
     )
 
 
-def state_problems(spec: Any, vllm_config: VllmConfig) -> list[str]:
+def state_problems(spec: Any) -> list[str]:
     """Why a group of states cannot be kept."""
     problems = []
     mode = spec.mamba_cache_mode
@@ -77,13 +80,6 @@ def state_problems(spec: Any, vllm_config: VllmConfig) -> list[str]:
             f"recurrent states with mamba_cache_mode={mode!r}: vLLM keeps no state at a block boundary "
             "then; start it with --enable-prefix-caching and --mamba-cache-mode align"
         )
-    parallel = vllm_config.parallel_config
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        size = getattr(parallel, name)
-        if size > 1:
-            problems.append(
-                f"{name}={size} with recurrent states is not supported yet; set it to 1"
-            )
     return problems
 
 

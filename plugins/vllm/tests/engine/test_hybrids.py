@@ -21,12 +21,14 @@ from engine_harness.tamper import objects
 
 @dataclass(frozen=True)
 class Case:
-    """``block``: of vLLM, and the distance of boundaries. ``length``: of the prompt."""
+    """``block``: of vLLM, and the distance of boundaries. ``length``: of the prompt. ``saves``: the
+    use_layerwise of the process that saves."""
 
     model: str
     block: int
     length: int
     engine: dict[str, Any]
+    saves: str = "auto"
 
     @property
     def tokens(self) -> list[int]:
@@ -44,9 +46,9 @@ def _engine(block: int, **more: Any) -> dict[str, Any]:
     return {"block_size": None, **steps, **more}
 
 
-MAMBA2 = Case("granite_hybrid", 128, 300, _engine(128))
+MAMBA2 = Case("granite_hybrid", 128, 300, _engine(128), saves="save")
 DELTA = Case("qwen3_next", 640, 1400, _engine(640, max_model_len=2048, dtype="bfloat16"))
-BESIDE = Case("falcon_h1", 128, 300, _engine(128))
+BESIDE = Case("falcon_h1", 128, 300, _engine(128), saves="save")
 APART = Case("nemotron_h", 128, 300, _engine(128))
 CASES = [
     pytest.param(MAMBA2, id="mamba2"),
@@ -82,7 +84,7 @@ def filled_by(
         if case.model not in known:
             directory = tmp_path_factory.mktemp(f"hybrid-{case.model}")
             twice = [Round([case.tokens], max_tokens=ANSWER) for _ in range(2)]
-            job = _job(case, twice, connector=ucm(directory))
+            job = _job(case, twice, connector=ucm(directory, use_layerwise=case.saves))
             job.scenario = "engine_scenarios:leftovers"  # every save has ended
             known[case.model] = Filled(directory, engines.run(job).require_ok())
         return known[case.model]
@@ -94,8 +96,9 @@ def filled_by(
 def test_second_process_hits_at_the_boundary(
     case: Case, engines: EnginePool, filled_by: Callable[[Case], Filled]
 ) -> None:
-    """The same tokens as vLLM's own cache gives at the same split."""
+    """The same tokens as vLLM's own cache gives at the same split, whichever way the first one saved."""
     filled = filled_by(case)
+    assert ("saves layer by layer" in filled.run.log) == (case.saves == "save")
     assert filled.run.prometheus.get(SAVE_FAILED, 0) == 0
     assert filled.run.local_hits(1) == case.boundary
     assert filled.run.extra["all_blocks_free"]
@@ -170,3 +173,40 @@ def test_the_default_retention_is_warned_about(engines: EnginePool, kv_dir: Path
     result = engines.run(job).require_ok()
     assert "prefix_cache_retention_interval is 0" in result.log
     assert "--prefix-cache-retention-interval" in result.log
+
+
+#: Two workers, each on a core of its own.
+WORKERS = [
+    pytest.param(MAMBA2, {"tensor_parallel_size": 2}, id="a-part-of-every-state"),
+    pytest.param(
+        BESIDE,
+        {
+            "pipeline_parallel_size": 2,
+            "enforce_eager": False,
+            "compilation_config": {"mode": 2, "backend": "eager"},
+        },
+        id="states-of-some-layers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "workers"), WORKERS)
+def test_two_workers(
+    case: Case,
+    workers: dict[str, Any],
+    engines: EnginePool,
+    filled_by: Callable[[Case], Filled],
+    kv_dir: Path,
+) -> None:
+    """What one worker alone lacks is no hit; else the second answer is the first, which was computed."""
+    rounds = [Round([case.tokens], max_tokens=ANSWER, reset_local=True) for _ in range(3)]
+    rounds[2].before = "engine_scenarios:damage_at_boundary"
+    rounds[2].before_args = {"root": str(kv_dir), "tokens": case.tokens, "what": "state"}
+    rounds[2].before_args |= {"position": case.boundary, "kind": "delete", "parts": 1}
+    job = _job(case, rounds, connector=ucm(kv_dir, use_layerwise="save"), timeout_s=180.0)
+    job.engine |= workers
+    job.env = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    result = engines.run(job).require_ok()
+    assert [result.external_hits(i) for i in range(3)] == [0, case.boundary, 128]
+    assert answers(result) == 3 * answers(filled_by(case).run)[:1]
+    assert result.prometheus.get(LOAD_FAILED, 0) == 0

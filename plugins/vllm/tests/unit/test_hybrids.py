@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from vllm.model_executor.models.utils import extract_layer_index
 
-from scripted_engine import STATE, ScriptedEngine, World, prompt
+from scripted_engine import BESIDE, STATE, ScriptedEngine, World, prompt
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.spec import Kind
 from ucm_core.store.contract import Status
-from ucm_vllm.facts import read_facts
+from ucm_vllm.facts import Facts, read_facts
 from ucm_vllm.placement import Placement
 from ucm_vllm.states import asked_positions, offered_states, states_to_save
 
@@ -41,9 +42,9 @@ def hybrid(engine: Build) -> Build:
     return build
 
 
-def _state_key(e: ScriptedEngine, tokens: list[int], position: int) -> bytes:
+def _state_key(e: ScriptedEngine, tokens: list[int], position: int, rank: int = 0) -> bytes:
     (place,) = e.connector._deployment.placement.states
-    (at,) = e.connector._deployment.placement.keys.of(place.row.name)
+    at = e.connector._deployment.placement.keys.of(place.row.name)[rank]
     return bytes(e.chain_of(tokens).snapshot_ids(at.seed, [position])[0])
 
 
@@ -51,13 +52,6 @@ def _block_key(e: ScriptedEngine, tokens: list[int], block: int) -> bytes:
     placement = e.connector._deployment.placement
     (at,) = placement.keys.of(placement.rows[0].row.name)
     return bytes(e.chain_of(tokens).object_ids(at.seed)[block])
-
-
-def _all_free(e: ScriptedEngine) -> None:
-    assert e.pending() == {}
-    assert e.counted.get("anomalies", 0) == 0
-    free = e.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    assert free == e.kv.num_blocks - 1, "blocks leaked"
 
 
 def test_rows_and_objects(hybrid: Build, world: World) -> None:
@@ -73,7 +67,7 @@ def test_rows_and_objects(hybrid: Build, world: World) -> None:
     wanted = {_state_key(e, tokens, at) for at in (128, 256)}
     wanted |= {_block_key(e, tokens, i) for i in range(4)}
     assert set(world.objects) == wanted
-    _all_free(e)
+    e.check_idle()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +82,7 @@ def test_second_engine_hits_at_the_boundary(hybrid: Build, length: int, hit: int
     assert second.generate("b", tokens) == wanted
     assert second.counted.get("hit_tokens", 0) == hit
     for e in (first, second):
-        _all_free(e)
+        e.check_idle()
 
 
 def test_a_shorter_prompt_cannot_use_a_deeper_state(hybrid: Build) -> None:
@@ -155,7 +149,7 @@ def test_a_bad_load_of_one_group_starts_over_at_a_boundary_valid_in_all(
     assert [r.failed_recving for r in e.reports if r.failed_recving] == [{"b"}]
     loads = [task for task in e.all_tasks() if task.kind == "load"]
     assert sum(key in task.ids for task in loads) == 1, "a bad key was offered again"
-    _all_free(e)
+    e.check_idle()
 
 
 def test_a_store_that_always_fails_costs_two_loads(hybrid: Build, world: World) -> None:
@@ -165,7 +159,7 @@ def test_a_store_that_always_fails_costs_two_loads(hybrid: Build, world: World) 
     world.faults.update(dict.fromkeys(world.objects, Status.IO_ERROR))
     assert e.generate("b", tokens) == wanted
     assert len([r for r in e.reports if r.failed_recving]) <= 2
-    _all_free(e)
+    e.check_idle()
 
 
 #: Steps in flight: none, and two that the worker runs as late as it may.
@@ -197,7 +191,7 @@ def test_a_state_is_copied_before_its_block_is_given_away(
             task.finish()
         e.step()
     e.run()
-    _all_free(e)
+    e.check_idle()
     stored = [at for at in range(128, 700, 128) if _state_key(e, tokens, at) in world.objects]
     every = [128, 256, 384, 512, 640]
     assert stored == every if copied_in_time else set(stored) < set(every)
@@ -219,7 +213,7 @@ def test_many_requests_preemption_and_aborts(hybrid: Build, in_flight: dict[str,
     for name in ("r0", "r5"):
         assert again.generate(name, prompts[name], max_tokens=120) == e.outputs[name]
     for one in (e, again):
-        _all_free(one)
+        one.check_idle()
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -281,10 +275,128 @@ def test_what_cannot_be_kept_is_refused(
         ScriptedEngine(world, block_size=BLOCK)
 
 
-def test_layer_by_layer_saves_are_refused(hybrid: Build, world: World) -> None:
-    world.settings["use_layerwise"] = "save"
-    with pytest.raises(UnsupportedError, match="no call says that a state is complete"):
-        hybrid()
+@pytest.mark.parametrize("mode", ["auto", "save"])
+def test_two_ranks_hold_a_part_of_every_state_each(hybrid: Build, world: World, mode: str) -> None:
+    """Every part counts: without one rank's there is no state, and one that is bad starts both over."""
+    world.settings["use_layerwise"] = mode
+    tokens = prompt(15, 300)
+    first = hybrid(tp=2)
+    wanted = first.generate("a", tokens)
+    # Per rank two states and four blocks: nothing is written twice.
+    assert len(world.objects) == 2 * (2 + 4)
+    second = hybrid(tp=2)
+    assert second.generate("b", tokens) == wanted
+    assert second.counted["hit_tokens"] == 256
+
+    del world.objects[_state_key(first, tokens, 256, rank=1)]
+    third = hybrid(tp=2)
+    assert third.generate("c", tokens) == wanted
+    assert third.counted["hit_tokens"] == 128
+    assert _state_key(first, tokens, 256, rank=1) in world.objects, "it was not stored anew"
+
+    world.faults[_state_key(first, tokens, 256, rank=1)] = Status.CORRUPT
+    fourth = hybrid(tp=2)
+    assert fourth.generate("d", tokens) == wanted
+    assert fourth.counted["load_failed_blocks|corrupt"] == 1
+    assert fourth.counted["hit_tokens"] == 128
+    for e in (first, second, third, fourth):
+        e.check_idle()
+
+
+def test_another_number_of_ranks_is_a_clean_miss(hybrid: Build) -> None:
+    """A part of a state is neither joined with others nor cut, also where the heads of KV could be."""
+    tokens = prompt(16, 300)
+    alone, two = hybrid(), hybrid(tp=2)
+    wanted = alone.generate("a", tokens)
+    assert two.generate("b", tokens) == wanted
+    assert two.counted.get("hit_tokens", 0) == 0
+    again = hybrid()
+    assert again.generate("c", tokens) == wanted
+    assert again.counted["hit_tokens"] == 256
+
+
+@pytest.mark.parametrize("in_flight", IN_FLIGHT)
+@pytest.mark.parametrize("layers", [MIXED, (BESIDE, STATE, BESIDE)], ids=["apart", "beside"])
+def test_saves_layer_by_layer_take_states_when_the_pass_is_over(
+    tmp_path: Path, engine_over: Build, layers: tuple[Any, ...], in_flight: dict[str, object]
+) -> None:
+    """Attention layers go as their calls come. A state is written after them, also where one layer has
+    both: taken at a call, it would be the one of the step before."""
+    sizes = {"block_size": BLOCK, "max_num_batched_tokens": 128, **in_flight}
+    tokens = prompt(14, 300)
+    stored = []
+    for mode in ("save", "auto"):
+        (tmp_path / mode).mkdir()
+        world = World(tmp_path / mode, windows=layers)
+        world.settings["use_layerwise"] = mode
+        first = engine_over(world, **sizes)
+        wanted = first.generate("a", tokens)
+        kv = sum(layer != STATE for layer in layers)
+        states = sum(layer is not None for layer in layers)
+        dumped = {tuple(sorted(set(t.shards))) for t in first.all_tasks() if t.kind == "dump"}
+        by_layer = {(i,) for i in range(kv)} if mode == "save" else {tuple(range(kv))}
+        assert dumped == by_layer | {tuple(range(states))}
+        second = engine_over(world, **sizes)
+        assert second.generate("b", tokens) == wanted
+        assert second.counted["hit_tokens"] == 256
+        for e in (first, second):
+            e.check_idle()
+        stored.append(world.objects)
+    assert stored[0] == stored[1]
+
+
+@pytest.fixture
+def of_stage(tmp_path: Path, engine_over: Build) -> Callable[[range, list[str]], Facts]:
+    """The facts of one of two pipeline stages, whose process sees its own layers only."""
+    (tmp_path / "staged").mkdir()
+    layers = (BESIDE, STATE, None, BESIDE)
+    e = engine_over(World(tmp_path / "staged", windows=layers), block_size=BLOCK)
+    e.config.parallel_config.pipeline_parallel_size = 2
+
+    def of(stage: range, types: list[str]) -> Facts:
+        e.config.model_config.hf_text_config.layers_block_type = types
+        groups = [
+            replace(
+                group,
+                layer_names=[
+                    n for n in group.layer_names if extract_layer_index(n) % len(layers) in stage
+                ],
+            )
+            for group in e.kv.kv_cache_groups
+        ]
+        return read_facts(e.config, replace(e.kv, kv_cache_groups=groups))
+
+    return of
+
+
+TYPES = ["hybrid", "mamba", "attention", "hybrid"]
+
+
+def test_every_pipeline_stage_sees_the_same_rows(of_stage: Callable[..., Facts]) -> None:
+    """Each process is told the layers of its own stage; the model's configuration tells the others."""
+    identity = ModelIdentity(weights="id:x", kv_dtype="fp32")
+    stages = [of_stage(layers, TYPES) for layers in (range(2), range(2, 4))]
+    a, b = (Placement.build(facts, identity, Manifest("n", 64, 1), "fp32") for facts in stages)
+    assert a.table.rows == b.table.rows
+    assert [at.seed for at in a.all()] == [at.seed for at in b.all()]
+    layers = [[at.coordinate.layers for at in p.of_rank(s, 0)] for s, p in enumerate((a, b))]
+    assert layers == [[(0,), (0, 1)], [(2, 3), (3,)]]
+
+
+@pytest.mark.parametrize(
+    ("types", "words"),
+    [
+        ([*TYPES[:3], "conv"], "conv"),
+        (TYPES[:3], "3 of 4 layers"),
+        (["mamba", *TYPES[1:]], "not what layer_types"),
+        (["attention", *TYPES[1:]], "not what layer_types"),
+    ],
+)
+def test_pipeline_stages_that_cannot_be_told_are_refused(
+    of_stage: Callable[..., Facts], types: list[str], words: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        of_stage(range(2), types)
 
 
 def test_the_engines_retention_decides_what_is_offered(tmp_path: Path) -> None:
