@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ucm_core.config.schema import reference_page
 from ucm_core.plugins import PluginHost
-from ucm_vllm.store_counters import STORE_COUNTERS
+from ucm_vllm.store_counters import STORE_COUNTERS, STORE_GAUGES
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm")
@@ -22,7 +22,8 @@ METRICS_HEADER = """# Metrics
 
 ## vLLM
 
-Exported by vLLM's own `/metrics`, once, with vLLM's labels; workers' counts are added up by vLLM.
+Exported by vLLM's own `/metrics`, once, with vLLM's labels; workers' counts are added up by vLLM. A
+name ending in `_total` is a counter, of a gauge the highest figure of any store of any worker stands.
 
 | metric | label | meaning |
 |---|---|---|
@@ -51,9 +52,11 @@ def counters() -> dict[str, tuple[str, bool]]:
 
 def metrics_page() -> str:
     stores = {name: (text, kind) for name, (text, kind, _) in STORE_COUNTERS.items()}
+    named = {f"{name}_total": about for name, about in (counters() | stores).items()}
+    named |= {name: (text, kind) for name, (text, kind, _) in STORE_GAUGES.items()}
     rows = "".join(
-        f"| `ucm:ucm_{name}_total` | {'`kind`' if has_kind else ''} | {text} |\n"
-        for name, (text, has_kind) in (counters() | stores).items()
+        f"| `ucm:ucm_{name}` | {'`kind`' if has_kind else ''} | {text} |\n"
+        for name, (text, has_kind) in named.items()
     )
     return METRICS_HEADER + rows + METRICS_STORE
 

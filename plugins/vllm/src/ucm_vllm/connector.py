@@ -198,6 +198,17 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         pp_rank, tp_rank = self._ranks()
         self._worker = self._deployment.worker_side(kv_caches, pp_rank, tp_rank)
 
+    def unregister_kv_caches(self) -> None:
+        """0.33, before the memory of the KV cache goes (sleep mode): nothing of ours touches it any more.
+
+        vLLM has drained transfers by then. Else they end here, and are told as failed when it collects.
+        """
+        if self._worker is not None:
+            self._worker.fence()
+
+    def restore_kv_caches(self) -> None:
+        """0.33, after it is back at the same addresses: nothing to do."""
+
     def _ranks(self) -> tuple[int, int]:
         """(pipeline stage, tensor-parallel rank) of this worker."""
         from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank

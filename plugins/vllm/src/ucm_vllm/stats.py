@@ -1,7 +1,8 @@
-"""Counters of both sides, carried and exported by vLLM's own connector metrics.
+"""Counters and gauges of both sides, carried and exported by vLLM's own connector metrics.
 
-Each process counts what it does itself; vLLM adds the workers' counts to the scheduler's and exports
-the sum once, from the process that owns its metrics. A key is ``name`` or ``name|kind``.
+Each process counts what it does itself; vLLM has us add the workers' counts to the scheduler's and
+exports the sum once, from the process that owns its metrics. Of gauges the highest stands. A key is
+``name`` or ``name|kind``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from ucm_vllm.store_counters import STORE_COUNTERS
+from ucm_vllm.store_counters import STORE_COUNTERS, STORE_GAUGES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -44,20 +45,36 @@ COUNTERS: dict[str, tuple[str, bool]] = {
     "anomalies": ("Events that did not fit a request's state; please report them.", False),
 }
 
-#: All that is exported: what this adapter counts and what the workers' stores do.
+#: All counters that are exported: what this adapter counts and what the workers' stores do.
 EXPORTED: dict[str, tuple[str, bool]] = COUNTERS | {
     name: (text, has_kind) for name, (text, has_kind, _) in STORE_COUNTERS.items()
 }
+#: All gauges, exported as ``ucm:ucm_<name>``.
+GAUGES: dict[str, tuple[str, bool]] = {
+    name: (text, has_kind) for name, (text, has_kind, _) in STORE_GAUGES.items()
+}
+
+
+def _is_gauge(key: str) -> bool:
+    return key.partition("|")[0] in GAUGES
 
 
 class UcmStats(KVConnectorStats):
-    """``data`` maps keys of :data:`EXPORTED` to numbers since the last collection."""
+    """``data`` maps keys of :data:`EXPORTED` to numbers since the last collection, and keys of
+    :data:`GAUGES` to what was seen since."""
 
     def add(self, name: str, amount: float = 1, kind: str = "") -> None:
         """Count. ``kind`` only for counters that have one."""
         if amount:
             key = f"{name}|{kind}" if kind else name
             self.data[key] = self.data.get(key, 0) + amount
+
+    def level(self, name: str, value: float, kind: str = "") -> None:
+        """What a gauge shows now; of several reports before a collection the highest."""
+        self._raise_to(f"{name}|{kind}" if kind else name, value)
+
+    def _raise_to(self, key: str, value: float) -> None:
+        self.data[key] = max(self.data.get(key, value), value)
 
     data: dict[str, float]
 
@@ -66,7 +83,10 @@ class UcmStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> UcmStats:
         for key, value in other.data.items():
-            self.data[key] = self.data.get(key, 0) + value
+            if _is_gauge(key):
+                self._raise_to(key, value)
+            else:
+                self.data[key] = self.data.get(key, 0) + value
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -85,7 +105,7 @@ class UcmStats(KVConnectorStats):
 
 
 class UcmPromMetrics(KVConnectorPromMetrics):
-    """Registers every counter once, with vLLM's labels, and adds what each step reports."""
+    """Registers every metric once, with vLLM's labels, and takes over what each step reports."""
 
     def __init__(
         self,
@@ -103,6 +123,15 @@ class UcmPromMetrics(KVConnectorPromMetrics):
             )
             for name, (text, has_kind) in EXPORTED.items()
         }
+        self._gauges = {
+            name: self._gauge_cls(
+                name=f"ucm:ucm_{name}",
+                documentation=text,
+                multiprocess_mode="mostrecent",
+                labelnames=[*labelnames, "kind"] if has_kind else list(labelnames),
+            )
+            for name, (text, has_kind) in GAUGES.items()
+        }
         # A counter without labels of its own shows as 0 from the start: "no failure" is visible.
         for values in per_engine_labelvalues.values():
             for name, (_, has_kind) in EXPORTED.items():
@@ -113,6 +142,7 @@ class UcmPromMetrics(KVConnectorPromMetrics):
         values = self.per_engine_labelvalues[engine_idx]
         for key, amount in transfer_stats_data.items():
             name, _, kind = key.partition("|")
-            counter = self._counters.get(name)
-            if counter is not None:
+            if (counter := self._counters.get(name)) is not None:
                 counter.labels(*values, *([kind] if EXPORTED[name][1] else [])).inc(amount)
+            elif (gauge := self._gauges.get(name)) is not None:
+                gauge.labels(*values, *([kind] if GAUGES[name][1] else [])).set(amount)

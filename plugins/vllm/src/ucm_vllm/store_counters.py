@@ -1,14 +1,16 @@
-"""What the stores of a worker count, as counters of vLLM's connector metrics; and their health in the log.
+"""What the stores of a worker count, as vLLM's connector metrics; and their health in the log.
 
-Only what a process did itself is reported, so that sums over ranks count nothing twice; figures of the
-shared cache as a whole (slots by state) are in ``BlockStore.stats()``. Imports nothing of vLLM.
+Counters are what a process did itself, so that sums over ranks count nothing twice. Gauges are never
+added up: of several stores or ranks the highest figure stands, which for what ranks share (the host
+cache of a node) is the figure. Imports nothing of vLLM.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from ucm_core.store.contract import BlockStore
 
@@ -95,16 +97,76 @@ STORE_COUNTERS: dict[str, tuple[str, bool, dict[str, str]]] = {
     ),
 }
 
+_SLOT_STATES = ("free", "ready", "partial", "dumping", "pinned", "quarantined")
+
+#: The same of what is the case now: the highest figure of any store of any worker.
+STORE_GAUGES: dict[str, tuple[str, bool, dict[str, str]]] = {
+    "cache_slots": (
+        "Slots of the node's host cache by state; one may be pinned beside its state.",
+        True,
+        {f"cache.slots_{state}": state for state in _SLOT_STATES},
+    ),
+    "cache_capacity_bytes": (
+        "Size that the node's host cache may grow to.",
+        False,
+        {"cache.capacity_bytes": ""},
+    ),
+    "store_waiting_tasks": (
+        "Loads and dumps that wait for a buffer or a free place.",
+        True,
+        {"store.loads_waiting": "load", "store.dumps_waiting": "dump"},
+    ),
+    "stage_queue": (
+        "Operations that wait for an I/O thread of a storage stage.",
+        True,
+        {"*.read_queue": "read", "*.write_queue": "write"},
+    ),
+    "stage_out_of_service": (
+        "1: the health wrapper has taken the stage out of service.",
+        True,
+        {"*.health_open": ""},
+    ),
+    "stage_stuck_threads": (
+        "I/O threads that hang in a call of the medium.",
+        True,
+        {"*.stuck_threads": ""},
+    ),
+    "gc_used_bytes": (
+        "Bytes of stored objects as the collector last counted them.",
+        True,
+        {"*.gc_used_bytes": ""},
+    ),
+}
+
 #: Native counters in other units than the metric's -> factor.
 _FACTORS = {"_ns_total": 1e-9, "_us_total": 1e-6}
 
-Add = Callable[[str, float, str], None]
+
+class Counts(Protocol):
+    """Where news goes."""
+
+    def add(self, name: str, amount: float = 1, kind: str = "") -> None:
+        """Count on."""
+
+    def level(self, name: str, value: float, kind: str = "") -> None:
+        """What a gauge shows now."""
 
 
 def counter_of(key: str) -> tuple[str, str] | None:
     """``Posix.read_bytes_total`` -> ``("stage_bytes", "Posix read")``; None: not exported."""
+    return _metric_of(key, STORE_COUNTERS)
+
+
+def gauge_of(key: str) -> tuple[str, str] | None:
+    """``Posix.read_queue`` -> ``("stage_queue", "Posix read")``; None: not exported."""
+    return _metric_of(key, STORE_GAUGES)
+
+
+def _metric_of(
+    key: str, metrics: Mapping[str, tuple[str, bool, dict[str, str]]]
+) -> tuple[str, str] | None:
     stage, _, _ = key.partition(".")
-    for name, (_, _, keys) in STORE_COUNTERS.items():
+    for name, (_, _, keys) in metrics.items():
         if key in keys:
             return name, keys[key]
         pattern = f"*{key[len(stage) :]}"
@@ -114,7 +176,7 @@ def counter_of(key: str) -> tuple[str, str] | None:
 
 
 class StoreWatch:
-    """Turns the totals of a worker's stores into news, and says when a stage fails or is back."""
+    """Turns the figures of a worker's stores into news, and says when a stage fails or is back."""
 
     def __init__(self, stores: Iterable[BlockStore], interval_s: float = INTERVAL_S) -> None:
         self._stores = list(stores)
@@ -123,30 +185,32 @@ class StoreWatch:
         self._seen: list[dict[str, int]] = [{} for _ in self._stores]
         self._sick: list[dict[str, str]] = [{} for _ in self._stores]
 
-    def look(self, add: Add) -> None:
+    def look(self, counts: Counts) -> None:
         """Report what was counted since the last look, at most once per interval."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._interval_s
-            self.look_now(add)
+            self.look_now(counts)
 
-    def look_now(self, add: Add) -> None:
-        """As :meth:`look`, whatever the time; ``add`` takes (counter, amount, kind)."""
+    def look_now(self, counts: Counts) -> None:
+        """As :meth:`look`, whatever the time."""
         for at, store in enumerate(self._stores):
-            totals = store.stats()
-            self._report(at, totals, add)
+            figures = store.stats()
+            self._report(at, figures, counts)
             self._log_health(at, store.health())
 
-    def _report(self, at: int, totals: Mapping[str, int], add: Add) -> None:
+    def _report(self, at: int, figures: Mapping[str, int], counts: Counts) -> None:
         before = self._seen[at]
-        for key, total in totals.items():
-            amount = total - before.get(key, 0)
+        for key, figure in figures.items():
+            if (gauge := gauge_of(key)) is not None:
+                counts.level(gauge[0], figure, gauge[1])
+            amount = figure - before.get(key, 0)
             counter = counter_of(key) if amount > 0 else None
             if counter is None:
                 continue
             factor = next((f for end, f in _FACTORS.items() if key.endswith(end)), 1)
-            add(counter[0], amount * factor, counter[1])
-        self._seen[at] = dict(totals)
+            counts.add(counter[0], amount * factor, counter[1])
+        self._seen[at] = dict(figures)
 
     def _log_health(self, at: int, health: Mapping[str, str]) -> None:
         """State changes only: figures inside a message may go on changing."""

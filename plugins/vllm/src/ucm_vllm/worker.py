@@ -132,7 +132,7 @@ class WorkerSide:
         self.loads.finish_layers()  # with speculation vLLM collects before it tells that the pass is over
         self.loads.poll(idle=self._idle)
         self.saves.poll()
-        self._watch.look(self.stats.add)
+        self._watch.look(self.stats)
         if meta.step:
             self._report.meta.steps[meta.step] = 1
         sent = {request for request in self._finishing if not self.saves.is_read(request)}
@@ -158,6 +158,11 @@ class WorkerSide:
             "received": len(self._report.received),
             "failed_pages": len(self._report.failed_pages),
         }
+
+    def fence(self) -> None:
+        """No byte of the engine's memory is read or written after this; what ran is told by the polls."""
+        self.loads.fence()
+        self.saves.fence()
 
     def close(self) -> None:
         """Fence what runs and close the stores: saves already copied are finished by the store."""

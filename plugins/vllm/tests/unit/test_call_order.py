@@ -9,7 +9,7 @@ import pytest
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 
-from scripted_engine import World, prompt
+from scripted_engine import World, expected, prompt
 
 BEFORE = ["handle_preemptions", "bind_connector_metadata"]
 AFTER = [
@@ -87,3 +87,29 @@ def test_saves_and_loads_work_under_it(driven: Any, engine, world: World) -> Non
     assert e.counted["hit_tokens"] == 192
     assert e.pending() == {}
     assert "save_kv_layer" not in recorder.calls, "the scripted model calls the layer hooks itself"
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_sleep_mode_of_0_33(engine, world: World, drained: bool) -> None:
+    """The memory of the KV cache goes and comes back empty: copies that vLLM did not wait for are given up,
+    never taken from memory that is not there, and what was stored serves the request after it."""
+    tokens, other = prompt(3, 200), prompt(4, 200)
+    engine().generate("seed", tokens)
+    world.auto = drained
+    e = engine(runner="0.33")
+    e.add("a", other, max_tokens=1)
+    e.step()
+    for _ in range(5 if drained else 0):
+        e.step()
+    e.runner.sleep()
+    assert all(task.check() for task in e.all_tasks())
+    e.run()
+    assert e.counted.get("save_failed_blocks|cancelled", 0) == (0 if drained else 3)
+    e.scheduler.reset_prefix_cache()
+    world.auto = True
+    for store in e.stores:
+        store.auto = True
+    assert e.generate("b", tokens) == expected(tokens, 4)
+    assert e.counted["hit_tokens"] == 192
+    e.check_idle()
+    assert len(world.objects) == (6 if drained else 3)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from scripted_engine import ScriptedEngine, World, prompt
 from ucm_core.store.contract import Status
 from ucm_vllm import lookup
-from ucm_vllm.stats import EXPORTED, UcmPromMetrics, UcmStats
+from ucm_vllm.stats import EXPORTED, GAUGES, UcmPromMetrics, UcmStats
 
 
 def _id(engine: ScriptedEngine, tokens: list[int], block: int) -> bytes:
@@ -124,8 +124,8 @@ def _exported(per_engine: dict[int, list[object]]) -> tuple[UcmPromMetrics, Coll
 
 def test_workers_are_added_up_and_every_name_is_exported_once() -> None:
     """B41: the counts of two workers and the scheduler, as vLLM aggregates them over one step."""
-    total = UcmStats(data={"load_blocks": 3, "load_failed_blocks|miss": 1})
-    total = total.aggregate(UcmStats(data={"load_blocks": 2}))
+    total = UcmStats(data={"load_blocks": 3, "load_failed_blocks|miss": 1, "cache_slots|free": 7})
+    total = total.aggregate(UcmStats(data={"load_blocks": 2, "cache_slots|free": 7}))
     total = total.aggregate(UcmStats(data={"requests": 1}))
     metrics, registry = _exported({0: ["m", "0"], 1: ["m", "1"]})
     metrics.observe(total.data, 0)
@@ -138,9 +138,17 @@ def test_workers_are_added_up_and_every_name_is_exported_once() -> None:
     assert 'ucm:ucm_load_blocks_total{engine="1",model_name="m"} 7.0' in text
     assert 'ucm:ucm_load_failed_blocks_total{engine="0",kind="miss",model_name="m"} 1.0' in text
     assert 'ucm:ucm_anomalies_total{engine="0",model_name="m"} 0.0' in text
+    others = {name for name in names if not name.endswith(("_total", "_created"))}
+    assert others == {f"ucm:ucm_{name}" for name in GAUGES}
+    assert 'ucm:ucm_cache_slots{engine="0",kind="free",model_name="m"} 7.0' in text
+    metrics.observe({"cache_slots|free": 4}, 0)
+    text = generate_latest(registry).decode()
+    assert 'ucm:ucm_cache_slots{engine="0",kind="free",model_name="m"} 4.0' in text
 
 
-def test_counters_are_documented() -> None:
+def test_metrics_are_documented() -> None:
     page = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     for name in EXPORTED:
         assert f"`ucm:ucm_{name}_total`" in page
+    for name in GAUGES:
+        assert f"`ucm:ucm_{name}`" in page
