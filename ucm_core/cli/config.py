@@ -47,7 +47,7 @@ def config_command(
     if reference:
         click.echo(reference_page(host), nl=False)
         return
-    config = load_config(_extra(file, inline), host=host)
+    config = load_config(extra_keys(file, inline), host=host)
     memory = host_memory(config, host)
     if as_json:
         click.echo(json.dumps(_as_dict(config, memory, ranks), indent=2))
@@ -68,7 +68,8 @@ def host_memory(config: UcmConfig, host: PluginHost) -> dict[str, HostMemory]:
     return parts
 
 
-def _extra(file: str | None, inline: str | None) -> dict[str, Any]:
+def extra_keys(file: str | None, inline: str | None) -> dict[str, Any]:
+    """What a server would find inline, from the options ``--file`` and ``--inline``."""
     extra: dict[str, Any] = {}
     if inline is not None:
         try:

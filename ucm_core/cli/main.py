@@ -8,6 +8,7 @@ import sys
 import click
 
 from ucm_core import __version__
+from ucm_core.cli.check import check_command
 from ucm_core.cli.config import config_command
 from ucm_core.cli.plugins import plugins_command
 from ucm_core.cli.spec import spec_command
@@ -25,6 +26,7 @@ def build_cli() -> click.Group:
 
     cli.add_command(plugins_command)
     cli.add_command(config_command)
+    cli.add_command(check_command)
     cli.add_command(spec_command)
     return cli
 
