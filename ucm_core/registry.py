@@ -19,6 +19,7 @@ class StageContext:
 
     ``namespace_dir_name`` is the path component that holds this namespace below a root;
     ``namespace_digest`` (32 bytes) goes into object headers; ``owner`` is a label for logs.
+    ``nodes``: how many hosts the engine's workers are on; media that only one host reaches are no use then.
     ``scheduler`` instances only look up, touch and prefetch: no buffers are allocated for them.
     """
 
@@ -30,6 +31,7 @@ class StageContext:
     local_rank_size: int = 1
     timeout_ms: int = 30_000
     owner: str = ""
+    nodes: int = 1
 
 
 #: Builds a native stage (``ucm_core._native.Stage``) over the one below (None for the lowest), or the

@@ -32,7 +32,8 @@ void construct(PosixHandle* self, const Geometry& geometry, std::vector<std::str
                std::uint64_t touch_interval_ms, std::uint64_t probe_interval_ms, bool gc_enabled,
                std::uint64_t capacity_bytes, double gc_trigger, double gc_recycle,
                double gc_candidate_extra, std::uint64_t gc_interval_ms, std::uint64_t orphan_age_ms,
-               std::uint64_t lease_ttl_ms) {
+               std::uint64_t lease_ttl_ms, std::string layout, std::string shm_directory,
+               std::uint64_t quarantine_ms) {
   PosixOptions o;
   o.roots = std::move(roots);
   o.namespace_dir = std::move(namespace_dir);
@@ -52,6 +53,9 @@ void construct(PosixHandle* self, const Geometry& geometry, std::vector<std::str
   o.probe_interval = ms(probe_interval_ms);
   o.gc = {gc_enabled,         capacity_bytes,     gc_trigger,        gc_recycle,
           gc_candidate_extra, ms(gc_interval_ms), ms(orphan_age_ms), ms(lease_ttl_ms)};
+  o.layout = std::move(layout);
+  o.shm_directory = std::move(shm_directory);
+  o.quarantine = ms(quarantine_ms);
   std::shared_ptr<PosixStage> stage;
   {
     const nb::gil_scoped_release release;
@@ -67,7 +71,7 @@ void bind_posix(nb::module_& m) {
   const PosixOptions d;
   const auto n = [](std::chrono::milliseconds t) { return static_cast<std::uint64_t>(t.count()); };
   nb::class_<PosixHandle, StageHandle>(m, "PosixStage",
-                                       "Files below directories, layout `file`; see ucm/posix.h")
+                                       "Objects below directories; see ucm/posix.h")
       .def("__init__", &construct, "geometry"_a, nb::kw_only(), "roots"_a, "namespace_dir"_a,
            "namespace_digest"_a, "direct"_a = d.direct, "engine"_a = d.engine, "read_threads"_a = 0,
            "depth"_a = 0, "fsync"_a = d.fsync, "verify_checksums"_a = d.verify_checksums,
@@ -77,7 +81,8 @@ void bind_posix(nb::module_& m) {
            "gc_trigger"_a = d.gc.trigger, "gc_recycle"_a = d.gc.recycle,
            "gc_candidate_extra"_a = d.gc.candidate_extra, "gc_interval_ms"_a = n(d.gc.interval),
            "orphan_age_ms"_a = n(d.gc.orphan_age), "lease_ttl_ms"_a = n(d.gc.lease_ttl),
-           "Raises PosixSetupError.")
+           "layout"_a = d.layout, "shm_directory"_a = d.shm_directory,
+           "quarantine_ms"_a = n(d.quarantine), "Raises PosixSetupError.")
       .def(
           "describe", [](const PosixHandle& h) { return h.posix->describe(); },
           "Facts decided at set-up: engine, direct I/O, file system of each root.")

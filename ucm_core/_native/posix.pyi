@@ -28,6 +28,9 @@ class PosixStage(Stage):
         gc_interval_ms: int = ...,
         orphan_age_ms: int = ...,
         lease_ttl_ms: int = ...,
+        layout: str = ...,
+        shm_directory: str = ...,
+        quarantine_ms: int = ...,
     ) -> None: ...
     def describe(self) -> dict[str, str]: ...
     def last_errors(self) -> list[str]: ...

@@ -1,4 +1,6 @@
-// The Posix stage, layout `file`: one file per object below one or more root directories.
+// The Posix stage: objects below one or more root directories, in one of two layouts.
+//
+// Layout `file` (default): one file per object; any number of hosts, any file system.
 //
 //   <root>/.ucm-root                     identity of the root (placement), written once
 //   <root>/.ucm-gc                       lease of the one collector of this root
@@ -6,7 +8,13 @@
 //   <root>/<namespace>/<2 hex>/<32 hex>  one object: header, then shards at fixed aligned offsets
 //   <root>/<namespace>/<2 hex>/.tmp-*    private temporary of one writer, renamed when whole
 //
-// A reader sees a whole object or none. Rename is visibility, not durability against power loss: a
+// Layout `slab` (opt-in): preallocated files of fixed slots on a local disk, shared by the processes of
+// one node, which keep index and allocation in shared memory (native/src/slab/format.h, layout.h).
+//
+//   <root>/<namespace>/.ucm-slab         sizes, who uses it, heartbeat
+//   <root>/<namespace>/slab-<4 digits>   headers of all slots, then the slots, one object each
+//
+// A reader sees a whole object or none. Rename (slab: a slot's header) is visibility, not durability against power loss: a
 // file torn by a power cut fails its checksum and is a miss (see PosixOptions::fsync).
 #pragma once
 
@@ -55,6 +63,9 @@ class IoFaults {
   /// without trying it; `bytes` (reads, writes) may be lowered for a short transfer (a multiple of
   /// kIoAlign where O_DIRECT is on). May block, to play a hung medium.
   virtual int before(IoStep step, const char* path, std::size_t& bytes) noexcept = 0;
+  /// Called between two steps of the layout slab, on the thread that takes them; `point` is one of the
+  /// names in slab/kill_points.h. A test may kill the process here.
+  virtual void at(const char* point) noexcept { (void)point; }
 };
 
 /// Garbage collection of a root. Every live instance on one root must agree on these values.
@@ -86,6 +97,14 @@ struct PosixOptions {
   std::chrono::milliseconds probe_interval{2'000};   ///< a failed root is tried so often
   PosixGcOptions gc;
   std::shared_ptr<IoFaults> faults;
+  std::string layout =
+      "file";  ///< file | slab; slab needs gc.capacity_bytes, which it preallocates
+  std::string shm_directory =
+      "/dev/shm";  ///< slab: where the processes of the node share the index
+  /// slab: how long slots into which a killed process was writing stay closed; the kernel may still
+  /// finish that write.
+  std::chrono::milliseconds quarantine{10'000};
+  std::chrono::milliseconds lease_ttl{30'000};  ///< slab: another host silent for longer is gone
 };
 
 /// See the header comment. Threads start with the first use of each direction; set-up itself only

@@ -113,6 +113,30 @@ EngineSupport probe_engines() {
   return support;
 }
 
+EngineChoice choose_engine(const std::string& asked, const EngineSupport& support, bool direct) {
+  const auto refuse = [&](const std::string& why) {
+    throw PosixSetupError(
+        "posix_io_engine=" + asked + " cannot be used: " + why +
+            "; choose auto, or one of io_uring, aio, psync that is available here",
+        0);
+  };
+  if (asked == "psync") return {EngineKind::kSync, "as configured"};
+  if (asked == "io_uring") {
+    if (!support.uring) refuse(support.uring_reason);
+    return {EngineKind::kUring, "as configured"};
+  }
+  if (asked == "aio") {
+    if (!support.aio) refuse(support.aio_reason);
+    if (!direct) refuse("it needs direct I/O (io_direct, and a file system that takes O_DIRECT)");
+    return {EngineKind::kAio, "as configured"};
+  }
+  if (asked != "auto") refuse("unknown engine");
+  if (support.uring) return {EngineKind::kUring, "auto"};
+  if (support.aio && direct)
+    return {EngineKind::kAio, "auto; no io_uring: " + support.uring_reason};
+  return {EngineKind::kSync, "auto; no io_uring: " + support.uring_reason};
+}
+
 std::unique_ptr<IoEngine> make_engine(EngineKind kind, std::uint32_t depth,
                                       std::shared_ptr<Waker> waker) {
   switch (kind) {

@@ -84,6 +84,15 @@ struct EngineSupport {
 };
 [[nodiscard]] EngineSupport probe_engines();
 
+struct EngineChoice {
+  EngineKind kind = EngineKind::kSync;
+  std::string why;
+};
+
+/// What the option `posix_io_engine` means here. Throws PosixSetupError when it cannot be had.
+[[nodiscard]] EngineChoice choose_engine(const std::string& asked, const EngineSupport& support,
+                                         bool direct);
+
 /// Throws std::system_error when the kernel refuses (limits reached).
 [[nodiscard]] std::unique_ptr<IoEngine> make_engine(EngineKind kind, std::uint32_t depth,
                                                     std::shared_ptr<Waker> waker);

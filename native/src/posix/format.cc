@@ -78,6 +78,35 @@ void Format::encode(const BlockId& id, const std::byte* data, std::byte* header)
   std::memcpy(header, &h, sizeof h);
 }
 
+std::uint64_t Format::stamp(std::byte* header, std::uint64_t generation) noexcept {
+  FixedHeader h;
+  std::memcpy(&h, header, sizeof h);
+  h.generation = generation;
+  h.fixed_check = fixed_check(h);
+  std::memcpy(header, &h, sizeof h);
+  return h.fixed_check;
+}
+
+std::uint64_t Format::generation(const std::byte* header) noexcept {
+  FixedHeader h;
+  std::memcpy(&h, header, sizeof h);
+  return h.generation;
+}
+
+bool Format::blank(const std::byte* header) noexcept {
+  const FixedHeader none{};
+  return std::memcmp(header, static_cast<const void*>(&none), sizeof none) == 0;
+}
+
+const ForeignLayout* Format::foreign(std::string_view text, std::uint32_t shard_count,
+                                     std::uint64_t shard_bytes) const {
+  const std::size_t header =
+      align_up(sizeof(FixedHeader) + std::size_t{8} * shard_count + text.size(), kIoAlign);
+  // Longer headers are not looked into (judge_foreign).
+  if (header != kIoAlign) return nullptr;
+  return foreign_.find(text, shard_count, shard_bytes, header);
+}
+
 Verdict Format::judge(const BlockId& id, const std::byte* first, std::uint64_t actual_bytes,
                       const ForeignLayout*& foreign) const noexcept {
   FixedHeader h;

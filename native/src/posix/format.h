@@ -33,7 +33,8 @@ struct FixedHeader {
   std::array<std::uint8_t, 32> namespace_digest;
   std::uint64_t layout_hash;
   std::uint64_t tail_check;
-  std::array<std::uint8_t, 16> reserved;
+  std::uint64_t generation;  ///< layout slab: of the slot; else 0
+  std::array<std::uint8_t, 8> reserved;
   std::uint64_t fixed_check;
 };
 static_assert(sizeof(FixedHeader) == 128);
@@ -61,6 +62,20 @@ class Format {
 
   /// Fills `header` (header_bytes()) for the object whose data region is `data`; hashes all of it.
   void encode(const BlockId& id, const std::byte* data, std::byte* header) const noexcept;
+
+  /// Of an encoded header: sets the slot's generation. Returns the header's check.
+  static std::uint64_t stamp(std::byte* header, std::uint64_t generation) noexcept;
+  [[nodiscard]] static std::uint64_t generation(const std::byte* header) noexcept;
+  /// Nothing was ever written there, or somebody has emptied it.
+  [[nodiscard]] static bool blank(const std::byte* header) noexcept;
+  [[nodiscard]] std::uint64_t layout_hash() const noexcept { return layout_hash_; }
+  [[nodiscard]] const std::array<std::uint8_t, 32>& namespace_digest() const noexcept {
+    return namespace_digest_;
+  }
+
+  /// The way from objects of that shape and layout text into ours, or null.
+  [[nodiscard]] const ForeignLayout* foreign(std::string_view text, std::uint32_t shard_count,
+                                             std::uint64_t shard_bytes) const;
 
   /// Judges the first kIoAlign bytes of a file of `actual_bytes`. Sets `foreign` when the verdict is
   /// kConvertible; a foreign header longer than kIoAlign is not looked into (kForeign).

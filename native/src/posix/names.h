@@ -12,6 +12,8 @@ namespace ucm::posix {
 
 inline constexpr std::string_view kTempPrefix = ".tmp-";
 inline constexpr std::string_view kNamespaceMark = ".ucm";
+/// In a namespace directory of the layout slab: who uses it, and the sizes of its files.
+inline constexpr std::string_view kSlabManifest = ".ucm-slab";
 inline constexpr int kFanout = 256;  ///< 4,000 files a directory at a million objects
 
 /// "ab/abcdef...": path of an object relative to its namespace directory.

@@ -6,15 +6,12 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "posix/collector.h"
 #include "posix/core.h"
-#include "posix/housekeeper.h"
-#include "posix/lookup.h"
 #include "posix/medium_probe.h"
+#include "posix/object_layout.h"
 #include "posix/pool.h"
-#include "posix/read_worker.h"
 #include "posix/threads.h"
-#include "posix/write_worker.h"
+#include "slab/slab_layout.h"
 #include "ucm/keep.h"
 #include "ucm/posix.h"
 
@@ -48,39 +45,9 @@ struct Watchdog {
   std::thread thread;
 };
 
-struct EngineChoice {
-  EngineKind kind = EngineKind::kSync;
-  std::string why;
-};
-
-EngineChoice choose_engine(const std::string& asked, const EngineSupport& support, bool direct) {
-  const auto refuse = [&](const std::string& why) {
-    throw PosixSetupError(
-        "posix_io_engine=" + asked + " cannot be used: " + why +
-            "; choose auto, or one of io_uring, aio, psync that is available here",
-        0);
-  };
-  if (asked == "psync") return {EngineKind::kSync, "as configured"};
-  if (asked == "io_uring") {
-    if (!support.uring) refuse(support.uring_reason);
-    return {EngineKind::kUring, "as configured"};
-  }
-  if (asked == "aio") {
-    if (!support.aio) refuse(support.aio_reason);
-    if (!direct) refuse("it needs direct I/O (io_direct, and a file system that takes O_DIRECT)");
-    return {EngineKind::kAio, "as configured"};
-  }
-  if (asked != "auto") refuse("unknown engine");
-  if (support.uring) return {EngineKind::kUring, "auto"};
-  if (support.aio && direct)
-    return {EngineKind::kAio, "auto; no io_uring: " + support.uring_reason};
-  return {EngineKind::kSync, "auto; no io_uring: " + support.uring_reason};
-}
-
-class PosixFileStage final : public PosixStage,
-                             public std::enable_shared_from_this<PosixFileStage> {
+class PosixStageImpl final : public PosixStage {
  public:
-  PosixFileStage(const Geometry& geometry, PosixOptions options)
+  PosixStageImpl(const Geometry& geometry, PosixOptions options)
       : core_(std::make_shared<Core>(geometry, std::move(options))), pid_(getpid()) {
     const PosixOptions& o = core_->options;
     check(o);
@@ -98,9 +65,7 @@ class PosixFileStage final : public PosixStage,
                                 "root once",
                             0);
     }
-    core_->housekeeper = std::make_unique<Housekeeper>(core_, core_->options);
-    core_->collector = std::make_unique<Collector>(core_, core_->options);
-    lookup_ = std::make_shared<Lookup>(core_);
+    layout_ = o.layout == "slab" ? slab::make_slab_layout(core_) : make_file_layout(core_);
     medium_ = std::make_unique<MediumProbe>(core_);
     const EngineSupport support = probe_engines();
     for (const auto& root : core_->roots) {
@@ -108,14 +73,14 @@ class PosixFileStage final : public PosixStage,
       lanes_.push_back(std::make_unique<Lanes>(o.queue_limit));
     }
     for (std::size_t i = 0; i < lanes_.size(); ++i) make_pools(i);
-    core_->collector->start(*core_);
+    layout_->start();
     watchdog_->thread = std::thread([this] {
       watch();
       watchdog_->ended.store(true);
     });
   }
 
-  ~PosixFileStage() override {
+  ~PosixStageImpl() override {
     if (getpid() != pid_) {
       // A forked child has none of the threads: joining or freeing would hang or crash. Leave all.
       leak_after_fork();
@@ -133,7 +98,7 @@ class PosixFileStage final : public PosixStage,
       std::fill(present.begin(), present.end(), std::uint8_t{0});
       return;
     }
-    lookup_->run(ids, present, stop_at_first_miss);
+    layout_->lookup(ids, present, stop_at_first_miss);
   }
 
   void read(std::span<const ReadOp> ops, std::shared_ptr<ReadSink> sink,
@@ -147,11 +112,11 @@ class PosixFileStage final : public PosixStage,
   }
 
   void touch(std::span<const BlockId> ids) noexcept override {
-    if (!closed()) core_->housekeeper->touch(ids);
+    if (!closed()) layout_->touch(ids);
   }
 
   void remove(std::span<const BlockId> ids) noexcept override {
-    if (!closed()) core_->housekeeper->remove(ids);
+    if (!closed()) layout_->remove(ids);
   }
 
   std::map<std::string, std::uint64_t> stats() const override {
@@ -169,6 +134,7 @@ class PosixFileStage final : public PosixStage,
     out["write_queue"] = writes;
     out["roots"] = lanes_.size();
     out["roots_out"] = out_now;
+    layout_->add_stats(out);
     return out;
   }
 
@@ -185,7 +151,7 @@ class PosixFileStage final : public PosixStage,
     if (const auto stuck = core_->counters.get(Counter::kStuckThreads); stuck > 0) {
       add(std::to_string(stuck) + " I/O threads hang in the kernel");
     }
-    if (const auto trouble = core_->collector->trouble(); !trouble.empty()) add(trouble);
+    if (const auto trouble = layout_->trouble(); !trouble.empty()) add(trouble);
     if (!out.empty()) {
       if (const auto last = core_->errors.latest(); !last.empty()) add("last error: " + last);
     }
@@ -204,12 +170,10 @@ class PosixFileStage final : public PosixStage,
   std::map<std::string, std::string> describe() const override {
     std::map<std::string, std::string> out;
     const Format& f = core_->format;
-    out["layout"] = "file";
     out["file_bytes"] = std::to_string(f.file_bytes());
     out["header_bytes"] = std::to_string(f.header_bytes());
     out["checksums"] = core_->options.verify_checksums ? "on" : "OFF (diagnosis only)";
-    out["fsync"] = core_->options.fsync ? "before rename" : "off";
-    out["gc"] = core_->options.gc.enabled ? settings_text(core_->options.gc) : "no part";
+    layout_->describe(out);
     for (std::size_t i = 0; i < core_->roots.size(); ++i) {
       const std::string n = std::to_string(i);
       out["root." + n] = core_->roots[i]->describe();
@@ -223,7 +187,7 @@ class PosixFileStage final : public PosixStage,
   std::vector<std::string> last_errors() const override { return core_->errors.lines(); }
 
   bool collect_now(std::chrono::milliseconds timeout) override {
-    return !closed() && core_->collector->collect_now(timeout);
+    return !closed() && layout_->collect_now(timeout);
   }
 
   std::optional<std::string> probe(Deadline deadline) override {
@@ -260,15 +224,14 @@ class PosixFileStage final : public PosixStage,
     for (auto& lane : lanes_) {
       if (lane->prober.joinable() && !join_until(lane->prober, *lane->probe_ended, grace)) ++left;
     }
-    if (!core_->collector->stop(grace)) ++left;
-    if (!core_->housekeeper->stop(grace)) ++left;
-    if (!lookup_->stop(grace)) ++left;
+    left += layout_->stop(grace);
     left += medium_->stop(grace);
     if (left > 0) {
       core_->counters.set(Counter::kStuckThreads, left);
       core_->errors.add("shutdown", "", ETIMEDOUT, std::to_string(left) + " threads left behind");
       // They still use queues, roots and lanes: all of it stays.
       keep_forever(core_);
+      keep_forever(layout_);
       for (auto& lane : lanes_) keep_forever(std::shared_ptr<Lanes>(std::move(lane)));
       lanes_.clear();
     }
@@ -297,6 +260,9 @@ class PosixFileStage final : public PosixStage,
           "[0, 1]");
     }
     if (o.queue_limit == 0) refuse("queue_limit must not be 0");
+    if (o.layout != "file" && o.layout != "slab") {
+      refuse("posix_layout must be file or slab, got '" + o.layout + "'");
+    }
   }
 
   void make_pools(std::size_t i) {
@@ -315,14 +281,14 @@ class PosixFileStage final : public PosixStage,
     const std::uint32_t writers = sync ? kSyncWriteThreads : 1;
     // The factories run again when a thread is replaced; the weak reference avoids a cycle.
     const std::weak_ptr<Core> weak = core_;
+    ObjectLayout& layout = *layout_;
     lanes.readers = std::make_unique<WorkerPool>(
-        weak, root, Direction::kRead, readers, [weak, &root, &lanes, kind, depth] {
-          return std::make_shared<ReadWorker>(weak.lock(), root, kind, depth, lanes.reads);
+        weak, root, Direction::kRead, readers, [&layout, &lanes, i, kind, depth] {
+          return layout.make_reader(i, kind, depth, lanes.reads);
         });
     lanes.writers = std::make_unique<WorkerPool>(
-        weak, root, Direction::kWrite, writers, [weak, &root, &lanes, kind, depth] {
-          return std::make_shared<WriteWorker>(weak.lock(), root, kind, std::min(depth, 32u),
-                                               lanes.writes);
+        weak, root, Direction::kWrite, writers, [&layout, &lanes, i, kind, depth] {
+          return layout.make_writer(i, kind, std::min(depth, 32u), lanes.writes);
         });
   }
 
@@ -339,7 +305,11 @@ class PosixFileStage final : public PosixStage,
         item.answer({Status::kClosed, 0});
         continue;
       }
-      const std::size_t r = core_->place(op.id);
+      const std::size_t r = layout_->root_of(op);
+      if (r == ObjectLayout::kNowhere) {
+        item.answer(nowhere(op));
+        continue;
+      }
       if (const Outcome refused = admit_op(op, r); refused.status != Status::kOk) {
         core_->counters.add(direction == Direction::kRead ? Counter::kReadRefused
                                                           : Counter::kWriteRefused);
@@ -391,6 +361,14 @@ class PosixFileStage final : public PosixStage,
     queue.notify(pushed);
   }
 
+  Outcome nowhere(const ReadOp&) const noexcept {
+    core_->counters.add(Counter::kReadMisses);
+    return {Status::kMiss, 0};
+  }
+  Outcome nowhere(const WriteOp&) const noexcept {
+    core_->counters.add(Counter::kWriteRefused);
+    return {Status::kRejected, core_->roots[0]->out_errno(Direction::kWrite)};
+  }
   Outcome admit_op(const ReadOp& op, std::size_t r) const noexcept {
     if (op.into == nullptr || reinterpret_cast<std::uintptr_t>(op.into) % kIoAlign != 0 ||
         op.begin >= op.end || op.end > geometry().shard_count) {
@@ -418,6 +396,7 @@ class PosixFileStage final : public PosixStage,
       lock.unlock();
       const auto now = Clock::now();
       for (std::size_t i = 0; i < lanes_.size(); ++i) watch_root(i, now);
+      layout_->tick(now);
       lock.lock();
     }
   }
@@ -468,7 +447,7 @@ class PosixFileStage final : public PosixStage,
 
   void leak_after_fork() noexcept {
     keep_forever(core_);
-    keep_forever(lookup_);
+    keep_forever(layout_);
     for (auto& lane : lanes_) keep_forever(std::shared_ptr<Lanes>(std::move(lane)));
     keep_forever(std::shared_ptr<Watchdog>(std::move(watchdog_)));
     keep_forever(std::shared_ptr<MediumProbe>(std::move(medium_)));
@@ -476,7 +455,7 @@ class PosixFileStage final : public PosixStage,
 
   std::shared_ptr<Core> core_;
   const pid_t pid_;
-  std::shared_ptr<Lookup> lookup_;
+  std::shared_ptr<ObjectLayout> layout_;
   std::unique_ptr<MediumProbe> medium_;
   std::vector<EngineChoice> engines_;
   std::vector<std::unique_ptr<Lanes>> lanes_;
@@ -491,7 +470,7 @@ class PosixFileStage final : public PosixStage,
 namespace ucm {
 
 std::shared_ptr<PosixStage> make_posix_stage(const Geometry& geometry, PosixOptions options) {
-  return std::make_shared<posix::PosixFileStage>(geometry, std::move(options));
+  return std::make_shared<posix::PosixStageImpl>(geometry, std::move(options));
 }
 
 }  // namespace ucm

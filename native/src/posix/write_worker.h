@@ -3,20 +3,11 @@
 
 #include <memory>
 
-#include "posix/queue.h"
 #include "posix/slots.h"
 #include "posix/worker.h"
+#include "posix/write_item.h"
 
 namespace ucm::posix {
-
-struct WriteItem {
-  WriteOp op;
-  std::shared_ptr<WriteSink> sink;
-  Deadline deadline;
-
-  void answer(Outcome outcome) noexcept { sink->on_written(op.cookie, outcome); }
-};
-using WriteQueue = IoQueue<WriteItem>;
 
 class WriteWorker final : public Worker {
  public:

@@ -89,6 +89,7 @@ class _Opener:
             local_rank_size=self._parallel.local_world_size,
             timeout_ms=self._config.store.timeout_ms,
             owner=f"vllm {self._role} {local_rank}",
+            nodes=max(1, self._parallel.world_size // self._parallel.local_world_size),
         )
         return open_store(
             self._config.pipeline.name,

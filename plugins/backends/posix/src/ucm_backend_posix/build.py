@@ -22,6 +22,11 @@ def build_posix(context: StageContext, config: PosixConfig, below: Any) -> _nati
     """
     if below is not None:
         raise ConfigError("stage Posix is the last of a pipeline; nothing can stand below it")
+    if config.posix_layout == "slab" and context.nodes > 1:
+        raise ConfigError(
+            f"posix_layout 'slab' is for the local disks of one node, but this engine spans "
+            f"{context.nodes} nodes; use posix_layout 'file' on a shared directory"
+        )
     try:
         stage = _native.PosixStage(
             native_geometry(context.geometry),
@@ -30,6 +35,7 @@ def build_posix(context: StageContext, config: PosixConfig, below: Any) -> _nati
             namespace_digest=context.namespace_digest,
             direct=config.io_direct,
             engine=config.posix_io_engine,
+            layout=config.posix_layout,
             read_threads=config.posix_io_threads,
             depth=config.posix_queue_depth,
             fsync=config.posix_fsync,
@@ -62,6 +68,15 @@ def _report(context: StageContext, facts: dict[str, str]) -> None:
             facts["file_bytes"],
             facts[f"root.{i}"],
             facts[f"engine.{i}"],
+        )
+    if facts["layout"] == "slab":
+        logger.info(
+            "%s: %s slab files of %s bytes, index of %s bytes %s",
+            context.owner or "Posix",
+            facts["slabs"],
+            facts["slab_bytes"],
+            facts["index_bytes"],
+            facts["index"],
         )
     if facts["checksums"] != "on":
         logger.warning("posix_verify_checksums is off: damaged files will reach the model")

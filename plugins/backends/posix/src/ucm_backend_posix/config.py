@@ -10,6 +10,7 @@ from ucm_core.config.options import Options
 from ucm_core.config.units import Directories, GibAsBytes, Milliseconds, SecondsAsMs
 
 EngineName = Literal["auto", "psync", "aio", "io_uring"]
+LayoutName = Literal["file", "slab"]
 
 
 class PosixConfig(Options):
@@ -18,6 +19,13 @@ class PosixConfig(Options):
     storage_backends: Directories = Field(
         description="Directories that hold the blocks, separated by ':'. Objects are spread over them "
         "by the identity each carries (.ucm-root), so their order and mount points may change."
+    )
+    posix_layout: LayoutName = Field(
+        "file",
+        description="file: one file per block, for any file system and any number of hosts. slab: "
+        "fixed slots in preallocated files on the local disks of one node, faster to write and to "
+        "give up; needs posix_capacity_gb, and is refused on network file systems, for engines that "
+        "span nodes, and for a directory that another host uses.",
     )
     io_direct: bool = Field(
         True,
@@ -59,7 +67,8 @@ class PosixConfig(Options):
     posix_capacity_gb: GibAsBytes = Field(
         0,
         description="Budget for all directories together; beyond posix_gc_trigger_threshold_ratio of "
-        "it the coldest blocks are removed. 0: never remove a block.",
+        "it the coldest blocks are removed. 0: never remove a block. With posix_layout slab: required, "
+        "preallocated for each namespace, and used to the full.",
     )
     posix_gc_trigger_threshold_ratio: float = Field(
         0.7, gt=0, le=1, description="Share of posix_capacity_gb above which blocks are removed."
@@ -91,6 +100,10 @@ class PosixConfig(Options):
     def _consistent(self) -> PosixConfig:
         if self.posix_io_engine == "aio" and not self.io_direct:
             raise ValueError("posix_io_engine 'aio' needs io_direct; use io_uring or psync")
+        if self.posix_layout == "slab" and self.posix_capacity_gb == 0:
+            raise ValueError(
+                "posix_layout 'slab' preallocates its files: set posix_capacity_gb to their size"
+            )
         if self.posix_gc_recycle_percent > self.posix_gc_trigger_threshold_ratio:
             raise ValueError(
                 "posix_gc_recycle_percent is larger than posix_gc_trigger_threshold_ratio: a "
