@@ -35,24 +35,28 @@ METRICS_STORE = """
 `ucm_core.observe.StoreCollector` exports `BlockStore.stats()` into a Prometheus registry that you hand
 in: `<stage>.<name>` becomes `ucm_store_<stage>_<name>` with the label `store`; names ending in `_total`
 are counters, the others gauges. A store whose counters cannot be read is counted in
-`ucm_store_collect_errors_total` and hides no other.
+`ucm_store_collect_errors_total` and hides no other. `Coordinator.stats()` is exported by the same collector
+(`add("coordinator", coordinator.stats)`): `ucm_store_checkpoint_directory_entries`,
+`ucm_store_checkpoint_directory_forgotten_total`, `ucm_store_checkpoints_missed_total` and
+`ucm_store_checkpoints_evicted_total`.
 """
 
 
-def counters() -> dict[str, tuple[str, bool]]:
-    """COUNTERS of the vLLM adapter, read without importing vLLM."""
+def of_vllm(name: str) -> dict[str, tuple[str, bool]]:
+    """A table of the vLLM adapter's own metrics, read without importing vLLM."""
     tree = ast.parse((ROOT / "plugins/vllm/src/ucm_vllm/stats.py").read_text())
     for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "COUNTERS":
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name:
             assert node.value is not None
             found: dict[str, tuple[str, bool]] = ast.literal_eval(node.value)
             return found
-    raise SystemExit("ucm_vllm/stats.py has no COUNTERS any more; teach dev/docs.py the new place")
+    raise SystemExit(f"ucm_vllm/stats.py has no {name} any more; teach dev/docs.py the new place")
 
 
 def metrics_page() -> str:
     stores = {name: (text, kind) for name, (text, kind, _) in STORE_COUNTERS.items()}
-    named = {f"{name}_total": about for name, about in (counters() | stores).items()}
+    named = {f"{name}_total": about for name, about in (of_vllm("COUNTERS") | stores).items()}
+    named |= of_vllm("SCHEDULER_GAUGES")
     named |= {name: (text, kind) for name, (text, kind, _) in STORE_GAUGES.items()}
     rows = "".join(
         f"| `ucm:ucm_{name}` | {'`kind`' if has_kind else ''} | {text} |\n"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from ucm_core.coordinator import Coordinator
+from ucm_core.identity import ModelIdentity
 from ucm_core.observe import StoreCollector
+from ucm_core.spec import GroupSpec, KeySpace, Kind, SnapshotKey, SpecTable
+
+IDENTITY = ModelIdentity("id:test", "bf16")
 
 
 def scrape(registry: CollectorRegistry) -> dict[str, float]:
@@ -53,3 +59,18 @@ def test_second_collector_and_second_name_are_refused() -> None:
     collector.remove("a")
     collector.remove("a")
     collector.add("a", dict)
+
+
+def test_a_coordinator_is_exported_under_the_documented_names() -> None:
+    row = GroupSpec("s", Kind.SNAPSHOT, (0,), 64, 8)
+    coordinator = Coordinator(KeySpace(SpecTable([row], grain=64, num_layers=1), IDENTITY))
+    coordinator.stored(SnapshotKey("s", 128, b"\1" * 32))
+    coordinator.missed(SnapshotKey("s", 64, b"\2" * 32))
+    registry = CollectorRegistry()
+    StoreCollector(registry).add("coordinator", coordinator.stats)
+    samples = scrape(registry)
+    ours = {n.removesuffix('{store="coordinator"}'): v for n, v in samples.items() if "{" in n}
+    assert ours["ucm_store_checkpoint_directory_entries"] == 1
+    assert ours["ucm_store_checkpoints_missed_total"] == 1
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert all(f"`{name}`" in page for name in ours)

@@ -81,6 +81,7 @@ class _Loader:
         options = {name: self._validate(name, model, keys.store) for name, model in models.items()}
         if core is not None:
             self._refuse_not_built(core, keys)
+            self._retention(core, keys)
         if self.problems or pipeline is None or core is None or store is None:
             return None
         done = {name: model for name, model in options.items() if model is not None}
@@ -187,6 +188,14 @@ class _Loader:
         for key, (off, why) in reference.NOT_BUILT.items():
             if key in keys.top and getattr(core, key) not in off:
                 self._problem(keys.top[key], f"{why}; remove it or set {off[0]!r}")
+
+    def _retention(self, core: CoreOptions, keys: SplitConfig) -> None:
+        given = keys.top.get("retention_rule")
+        if given is not None:
+            try:
+                self.host.retention(core.retention_rule)
+            except PluginError as error:
+                self._problem(given, str(error))
 
     def _warn(self, value: Value, why: str) -> None:
         self.warnings.append(f"{value.name} ({value.source}) has no effect: {why}")

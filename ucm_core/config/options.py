@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from ucm_core.config.machine import Machine
+from ucm_core.config.units import GibAsBytes
 
 
 class Chosen(NamedTuple):
@@ -84,6 +85,26 @@ class CoreOptions(Options):
         le=1024,
         description="Layers loaded ahead of the computing one. Default: from measured load and compute "
         "times.",
+    )
+    retention_rule: str = Field(
+        "default",
+        min_length=1,
+        description="Which of the recurrent states that an engine offers are kept: the name of a "
+        "registered rule. default: at the end of a prompt, where prompts are seen to share a prefix, "
+        "and at retention_interval.",
+    )
+    retention_interval: int | None = Field(
+        None,
+        gt=0,
+        le=1 << 30,
+        description="Tokens between the states kept along a prompt; best a multiple of the engine's own "
+        "interval. Default: the engine's, so all that it offers.",
+    )
+    retention_budget_gb: GibAsBytes | None = Field(
+        None,
+        description="Ceiling for the states of one group that this scheduler had stored; past it the state "
+        "with the least uses for its age is removed, in every group. Default: none, the storage's own "
+        "limits decide.",
     )
     enable_event_sync: bool = Field(
         True,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ucm_core.adapter.blocks import PageMap, PieceRuns
 from ucm_core.adapter.layout import LayoutDescriptor
+from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
@@ -60,6 +61,7 @@ class Settings:
     event_sync: bool = True
     use_layerwise: Choice = "auto"
     layerwise_look_ahead: int | None = None
+    retention: RetentionChoice = field(default_factory=RetentionChoice)
     #: Stages of the pipeline, top to bottom.
     tiers: tuple[str, ...] = ()
 
@@ -103,7 +105,9 @@ class Deployment:
         private = dict.fromkeys(str(x) for x in self._layouts(dtype) if not is_shared(x))
         if private:
             identity = identity.with_extra(layout=" ".join(private))
-        self.placement = Placement.build(self.facts, identity, self.manifest, dtype)
+        self.placement = Placement.build(
+            self.facts, identity, self.manifest, dtype, self.settings.retention
+        )
 
     def _layouts(self, dtype: str) -> Iterator[LayoutDescriptor]:
         """How one layer of each kind lies in an object."""
@@ -197,6 +201,7 @@ class Deployment:
             persist_token_threshold=self.settings.persist_token_threshold,
             prefetches=len(self.settings.tiers) > 1,
             events=KvEvents.wanted(self.vllm_config, self.kv_cache_config, self.placement.rows),
+            retention=self.settings.retention.policy,
         )
 
     def worker_side(

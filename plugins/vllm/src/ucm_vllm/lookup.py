@@ -1,4 +1,4 @@
-"""Lookups and heat off the scheduler's thread, so that a hung mount costs hits and never the engine's step.
+"""Lookups, removals and heat off the scheduler's thread: a hung mount costs hits and never the engine's step.
 
 One daemon thread asks the stores; the scheduler waits a moment for the answer (usual: a fraction of a
 millisecond) and otherwise asks vLLM to come back later. A lookup older than its deadline is given up as
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ucm_core.coordinator import LookupPlan, Votes
+from ucm_core.identity import Ids
 from ucm_core.store.contract import BlockStore
 from ucm_vllm.heat import Heat
 
@@ -36,6 +37,11 @@ class _Signal(enum.Enum):
 
     WAKE = "wake"  # look whether pulses are due
     STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    ids: Mapping[str, Ids]
 
 
 @dataclass(slots=True)
@@ -58,7 +64,7 @@ class LookupService:
     def __init__(self, stores: Mapping[str, BlockStore], *, timeout_s: float) -> None:
         self._stores = dict(stores)
         self._timeout_s = timeout_s
-        self._questions: queue.Queue[Lookup | _Signal] = queue.Queue(QUEUE_LIMIT)
+        self._questions: queue.Queue[Lookup | _Removal | _Signal] = queue.Queue(QUEUE_LIMIT)
         self._heat = Heat()
         self._thread: threading.Thread | None = None
         self._stuck: Lookup | None = None
@@ -112,6 +118,14 @@ class LookupService:
                 self._questions.put_nowait(_Signal.WAKE)
         return told, dropped
 
+    def remove(self, ids: Mapping[str, Ids]) -> None:
+        """Take objects out of the stores, by store; not waited for. A full queue leaves them where they are,
+        for the storage's own collector."""
+        if not self._closed:
+            self._start()
+            with contextlib.suppress(queue.Full):
+                self._questions.put_nowait(_Removal(ids))
+
     def close(self, timeout_s: float = 2.0) -> None:
         """Stop the thread. One that hangs in the storage is left behind (a daemon) and named."""
         self._closed = True
@@ -140,16 +154,25 @@ class LookupService:
         while (item := self._next()) is not _Signal.STOP:
             if isinstance(item, Lookup):
                 self._ask(item)
+            elif isinstance(item, _Removal):
+                self._take_out(item)
             if self._heat.due_in() == 0.0:
                 self._heat.send(self._stores)
         self._heat.send(self._stores)
 
-    def _next(self) -> Lookup | _Signal:
+    def _next(self) -> Lookup | _Removal | _Signal:
         """The next question, or WAKE when pulses are due."""
         try:
             return self._questions.get(timeout=self._heat.due_in())
         except queue.Empty:
             return _Signal.WAKE
+
+    def _take_out(self, removal: _Removal) -> None:
+        for name, ids in removal.ids.items():
+            try:
+                self._stores[name].remove(ids)
+            except Exception as error:  # the thread must survive whatever a store does
+                _log.warning("%d objects could not be removed: %s", len(ids), error)
 
     def _ask(self, lookup: Lookup) -> None:
         try:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ucm_core.adapter.blocks import BlockGrid, PageShape, PieceRuns
 from ucm_core.adapter.layout import ITEM_BYTES, LayoutDescriptor
+from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.errors import UnsupportedError
 from ucm_core.identity import Manifest, ModelIdentity
 from ucm_core.spec import (
@@ -34,8 +35,13 @@ from ucm_vllm.page_layout import object_layout, page_grid, page_shape, piece_run
 from ucm_vllm.states import StateKind
 
 
-def spec_table(facts: Facts, dtype: str, block_tokens: int) -> SpecTable:
-    """The rows of a model: its layers grouped by what they are, whatever groups vLLM made of them."""
+def spec_table(
+    facts: Facts, dtype: str, block_tokens: int, retention: RetentionChoice | None = None
+) -> SpecTable:
+    """The rows of a model: its layers grouped by what they are, whatever groups vLLM made of them.
+
+    Without a retention interval every state that vLLM keeps at a boundary is worth storing: vLLM has one.
+    """
     layers: list[LayerSpec] = []
     for index in range(len(facts.kind_of)):
         state = _state_layer(facts, index, block_tokens)
@@ -43,7 +49,8 @@ def spec_table(facts: Facts, dtype: str, block_tokens: int) -> SpecTable:
             layers.append(state)
         if state is None or facts.kind_of[index] is not None:
             layers.append(_layer(facts, index, dtype))
-    return SpecTable.from_layers(layers, grain=block_tokens)
+    kept = (retention or RetentionChoice()).of_row(block_tokens)
+    return SpecTable.from_layers(layers, grain=block_tokens, retention=kept)
 
 
 def _state_layer(facts: Facts, index: int, grain: int) -> LayerSpec | None:
@@ -135,9 +142,14 @@ class Placement:
 
     @classmethod
     def build(
-        cls, facts: Facts, identity: ModelIdentity, manifest: Manifest, dtype: str
+        cls,
+        facts: Facts,
+        identity: ModelIdentity,
+        manifest: Manifest,
+        dtype: str,
+        retention: RetentionChoice | None = None,
     ) -> Placement:
-        table = spec_table(facts, dtype, manifest.block_tokens)
+        table = spec_table(facts, dtype, manifest.block_tokens, retention)
         stages = {"target": [range(*stage) for stage in facts.stages]}
         keys = KeySpace(table, identity, stages=stages, slices=manifest.head_slices)
         rows = tuple(_place(facts, keys, index, row) for index, row in enumerate(table.chains))

@@ -46,6 +46,9 @@ class Record:
     epoch: int = 0
     #: Saves that may still read blocks which a window can leave behind.
     exposed: set[int] = field(default_factory=set)
+    #: Of the first ``decided`` tokens, the positions at which a state is kept.
+    keep: frozenset[int] = frozenset()
+    decided: int = 0
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ucm_core.adapter.tracker import Phase, RequestTracker
-from ucm_core.coordinator import HitPlan, resolve_hit
+from ucm_core.coordinator import HitPlan, RetentionPolicy, resolve_hit
 from ucm_core.identity import ContentChain
 from ucm_core.spec import SeededCoordinate
 from ucm_vllm.ahead import Ahead
@@ -28,8 +28,9 @@ from ucm_vllm.messages import Outbox, Rows, TransferOp, UcmMetadata, UcmWorkerMe
 from ucm_vllm.modes import Modes
 from ucm_vllm.placement import Placement, RowPlace
 from ucm_vllm.records import LoadState, Record
+from ucm_vllm.retention import StateRetention
 from ucm_vllm.row_blocks import Tables, part_prints, row_blocks, to_load
-from ucm_vllm.saving import Saving
+from ucm_vllm.saving import Bools, Saving
 from ucm_vllm.states import Offers, as_positions, state_to_load
 from ucm_vllm.stats import UcmStats
 from ucm_vllm.stored import StoredPrefixes
@@ -52,6 +53,7 @@ class SchedulerSide:
     ``store_of``: which of the lookup service's stores holds a coordinate. ``workers``: ranks that
     report each operation. ``modes``: how loads and saves meet compute. ``adapter_key``: LoRA request ->
     key by content. ``loads``/``saves``: what the role and the configuration allow.
+    ``retention``: which states are kept; None: the default rule.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class SchedulerSide:
         persist_token_threshold: int = 0,
         prefetches: bool = False,
         events: KvEvents | None = None,
+        retention: RetentionPolicy | None = None,
         stats: UcmStats | None = None,
     ) -> None:
         self._placement = placement
@@ -94,6 +97,17 @@ class SchedulerSide:
         self._load_states: dict[int, LoadState] = {}
         self._rotation: str | None = None
         self._outbox = Outbox()
+        self._retention = (
+            StateRetention(
+                placement,
+                policy=retention,
+                store_of=store_of,
+                remove=lookups.remove,
+                stats=self.stats,
+            )
+            if placement.states
+            else None
+        )
         self._stored = StoredPrefixes(
             placement,
             lookups=lookups,
@@ -101,6 +115,7 @@ class SchedulerSide:
             bad=self._bad,
             stats=self.stats,
             events=events,
+            retention=self._retention,
         )
         self.saving = Saving(
             placement,
@@ -108,7 +123,7 @@ class SchedulerSide:
             tracker=self.tracker,
             bad=self._bad,
             workers=workers,
-            stored=events.stored if events is not None else None,
+            stored=self._are_stored,
             held_back=modes.held_back,
         )
 
@@ -251,6 +266,8 @@ class SchedulerSide:
         answer = record.answer
         if answer is None or record.chain is None:
             return
+        if self._retention is not None and not record.decided:
+            self._retention.admitted(record, answer)
         if not record.asked:
             record.asked = True
             self.stats.add("requests", 0 if record.epoch else 1)
@@ -316,8 +333,10 @@ class SchedulerSide:
             return
         # Never of draft tokens: what is not confirmed has no place in a chain.
         confirmed = [offer for offer in offered if offer[2] <= record.request.num_tokens]
-        self._stored.extend(record, max((tokens for _, _, tokens in confirmed), default=0))
-        self.saving.save_states(record, confirmed)
+        assert self._retention is not None
+        wanted = self._retention.wanted(record, confirmed)
+        self._stored.extend(record, max((tokens for _, _, tokens in wanted), default=0))
+        self.saving.save_states(record, wanted)
 
     def _save(self, record: Record, confirmed: int, tables: Tables) -> None:
         self._stored.extend(record, confirmed)
@@ -350,6 +369,12 @@ class SchedulerSide:
             self.tracker.released(request_id)
         return spoiled
 
+    def _are_stored(self, request: Request, op: TransferOp, durable: Bools) -> None:
+        if self.events is not None:
+            self.events.stored(request, op, durable)
+        if self._retention is not None:
+            self._retention.stored(op, durable)
+
     def _count_hit(self, op: TransferOp, bad: Rows | None) -> None:
         """What the engine continues from: tokens before the first block that did not arrive, or none
         where it starts over."""
@@ -370,6 +395,8 @@ class SchedulerSide:
             first = state.bad is None
             state.bad = numbers if state.bad is None else np.union1d(state.bad, numbers)
             self._bad.add(state.prints[numbers])
+            if self._retention is not None:
+                self._retention.missed(state.op, numbers)
             if self.events is not None:
                 self.events.gone(state.prints[numbers])
             spoiled.update(state.pages)
@@ -443,6 +470,8 @@ class SchedulerSide:
 
     def take_stats(self) -> UcmStats | None:
         """Counters since the last call."""
+        if self._retention is not None:
+            self._retention.count()
         if self.tracker.anomalies:
             self.stats.add("anomalies", self.tracker.anomalies)
             self.tracker.anomalies = 0

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.config.load import load_config
 from ucm_core.config.model import UcmConfig
 from ucm_core.config.units import format_size
@@ -41,13 +42,13 @@ def open_deployment(
     host = PluginHost().load()
     config = load_config(transfer.kv_connector_extra_config, host=host)
     opener = _Opener(host, config, "scheduler" if role == "scheduler" else "worker", vllm_config)
-    deployment = Deployment(vllm_config, kv_cache_config, settings(config), opener.open)
+    deployment = Deployment(vllm_config, kv_cache_config, settings(config, host), opener.open)
     if role == "scheduler":
         report(deployment, config, host)
     return deployment
 
 
-def settings(config: UcmConfig) -> Settings:
+def settings(config: UcmConfig, host: PluginHost) -> Settings:
     """The adapter's part of a configuration."""
     core = config.core
     roots: list[Path] = []
@@ -65,6 +66,7 @@ def settings(config: UcmConfig) -> Settings:
         event_sync=core.enable_event_sync,
         use_layerwise=core.use_layerwise,
         layerwise_look_ahead=core.layerwise_look_ahead,
+        retention=RetentionChoice.of(core, host),
         tiers=config.pipeline.stages,
     )
 
@@ -175,6 +177,14 @@ def _warn_about_disappointments(
             "it computes everything. Start vLLM with --prefix-cache-retention-interval 1024, or another "
             "multiple of its block of %d tokens",
             deployment.facts.alignment,
+        )
+    chosen = config.core.retention_interval
+    if deployment.facts.states and chosen and interval and chosen % interval:
+        _log.warning(
+            "retention_interval is %d tokens, vLLM's prefix_cache_retention_interval %d: only states at "
+            "multiples of both exist and are kept; make the first a multiple of the second",
+            chosen,
+            interval,
         )
     for warning in deployment.placement.table.warnings:
         _log.warning("%s", warning)

@@ -41,8 +41,23 @@ COUNTERS: dict[str, tuple[str, bool]] = {
         "Time the engine waited for copies out of blocks that it took back (preemption, windows).",
         False,
     ),
+    "states_not_kept": ("States that vLLM offered and the retention rule did not keep.", False),
+    "checkpoints_evicted": (
+        "Stored states given up for better ones (`retention_budget_gb`).",
+        False,
+    ),
+    "checkpoints_missed": ("States that were found, and gone when a load came for them.", False),
+    "checkpoint_directory_forgotten": (
+        "Entries that the checkpoint directory had no room for; the states are still stored.",
+        False,
+    ),
     "kv_events_dropped": ("KV events that vLLM did not collect in time.", False),
     "anomalies": ("Events that did not fit a request's state; please report them.", False),
+}
+
+#: Gauges of the scheduler: name -> (help, has a ``kind`` label).
+SCHEDULER_GAUGES: dict[str, tuple[str, bool]] = {
+    "checkpoint_directory_entries": ("States that the scheduler knows to be stored.", False),
 }
 
 #: All counters that are exported: what this adapter counts and what the workers' stores do.
@@ -50,7 +65,7 @@ EXPORTED: dict[str, tuple[str, bool]] = COUNTERS | {
     name: (text, has_kind) for name, (text, has_kind, _) in STORE_COUNTERS.items()
 }
 #: All gauges, exported as ``ucm:ucm_<name>``.
-GAUGES: dict[str, tuple[str, bool]] = {
+GAUGES: dict[str, tuple[str, bool]] = SCHEDULER_GAUGES | {
     name: (text, has_kind) for name, (text, has_kind, _) in STORE_GAUGES.items()
 }
 
@@ -134,6 +149,8 @@ class UcmPromMetrics(KVConnectorPromMetrics):
         }
         # A counter without labels of its own shows as 0 from the start: "no failure" is visible.
         for values in per_engine_labelvalues.values():
+            for name in SCHEDULER_GAUGES:
+                self._gauges[name].labels(*values)
             for name, (_, has_kind) in EXPORTED.items():
                 if not has_kind:
                     self._counters[name].labels(*values)

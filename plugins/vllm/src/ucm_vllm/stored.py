@@ -16,6 +16,7 @@ from ucm_vllm.keys import BadKeys, Prints
 from ucm_vllm.lookup import LookupService
 from ucm_vllm.placement import Place, Placement
 from ucm_vllm.records import Presence, Record
+from ucm_vllm.retention import StateRetention
 from ucm_vllm.row_blocks import row_links, row_prints
 from ucm_vllm.states import as_blocks, asked_positions
 from ucm_vllm.stats import UcmStats
@@ -44,6 +45,7 @@ class StoredPrefixes:
         bad: BadKeys,
         stats: UcmStats,
         events: KvEvents | None = None,
+        retention: StateRetention | None = None,
     ) -> None:
         self._rows = placement.rows
         self._states = placement.states
@@ -56,6 +58,7 @@ class StoredPrefixes:
         self._bad = bad
         self._stats = stats
         self._events = events
+        self._retention = retention
 
     def nothing(self) -> Presence:
         return {place.row.name: np.zeros(0, dtype=bool) for place in self._places}
@@ -83,6 +86,8 @@ class StoredPrefixes:
                 return record.present
             self.extend(record, tokens)
             where = asked_positions(chain.tokens, self._grid)
+            if self._retention is not None:  # of a long prompt the early ones are not all asked for
+                where = np.union1d(where, self._retention.known(chain))
             plan = plan_lookup(
                 self._keys,
                 chain,

@@ -179,6 +179,11 @@ class MemoryStore:
         assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
         self.touched += [bytes(row) for row in ids]
 
+    def remove(self, ids) -> None:  # type: ignore[no-untyped-def]
+        assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
+        for row in ids:
+            self.objects.pop(bytes(row), None)
+
     def _submit(self, kind: str, ids, shards, addresses) -> MemoryTask:  # type: ignore[no-untyped-def]
         assert ids.dtype == np.uint8 and ids.flags.c_contiguous and ids.shape[1:] == (16,)
         assert shards.dtype == np.uint32 and addresses.dtype == np.uint64
