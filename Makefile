@@ -101,7 +101,7 @@ test-packaging: dev ## Wheels of every distribution in empty environments
 
 .PHONY: test-engine
 test-engine: engine-vllm ## The adapter on the real vLLM
-	$(ENGINE_VENV)/bin/python -P -m pytest -m "not long" plugins/vllm/tests $(PYTEST_ARGS)
+	$(ENGINE_VENV)/bin/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" plugins/vllm/tests $(PYTEST_ARGS)
 
 .PHONY: long
 long: engine-vllm ## The full form of everything long, and clang-tidy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -61,37 +62,53 @@ def _clean(result: EngineResult) -> None:
     assert result.prometheus.get(LOAD_FAILED, 0) == 0
 
 
+@dataclass(frozen=True)
+class Served:
+    """What a process answered from a private copy of what another one with other pages had saved."""
+
+    directory: Path
+    #: The files that it found.
+    before: list[Path]
+    result: EngineResult
+
+
+#: ``serve(model, writer's block size, reader's block size, ...)``.
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(engines: EnginePool, saved_by: Callable[..., Path], tmp_path: Path) -> Serve:
+    """Runs a reader; ``damaged``: every file it finds has a wrong bit; other words: see `EngineJob`."""
+
+    def of(model: str, writer: int, block: int, damaged: bool = False, **job: object) -> Served:
+        directory = tmp_path / "kv"
+        shutil.copytree(saved_by(model, writer), directory)
+        before = objects(directory)
+        for path in before if damaged else ():
+            flip_byte(path)
+        result = engines.run(_job(model, block, directory, **job)).require_ok()
+        return Served(directory, before, result)
+
+    return of
+
+
 @pytest.mark.parametrize(("writer", "block"), PAIRS)
 def test_pages_of_one_size_serve_engines_of_another(
-    writer: int,
-    block: int,
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    writer: int, block: int, serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("qwen3", writer), directory)
-    before = objects(directory)
-    result = engines.run(_job("qwen3", block, directory)).require_ok()
+    served = serve("qwen3", writer, block)
+    result = served.result
     _clean(result)
     assert answers(result) == truth("qwen3").cold
     assert [result.external_hits(i) for i in range(len(CORPUS))] == [_whole(block)] * len(CORPUS)
-    assert objects(directory) == before, "what is there in another layout is not stored again"
+    assert objects(served.directory) == served.before, "what is there is not stored again"
 
 
 @pytest.mark.parametrize(("writer", "block"), [(32, 64), (128, 32)])
 def test_llama_in_both_directions(
-    writer: int,
-    block: int,
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    writer: int, block: int, serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("llama", writer), directory)
-    result = engines.run(_job("llama", block, directory)).require_ok()
+    result = serve("llama", writer, block).result
     _clean(result)
     assert answers(result) == truth("llama").cold
     assert result.external_hits(0) == _whole(block)
@@ -99,66 +116,41 @@ def test_llama_in_both_directions(
 
 @pytest.mark.parametrize(("writer", "block"), [(16, 64), (64, 16)])
 def test_mla_rows_are_the_same_in_pages_of_any_size(
-    writer: int,
-    block: int,
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    writer: int, block: int, serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
     """bf16: compared with vLLM's own hit at the same split."""
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("deepseek_v3", writer), directory)
-    result = engines.run(_job("deepseek_v3", block, directory)).require_ok()
+    result = serve("deepseek_v3", writer, block).result
     _clean(result)
     assert [result.external_hits(i) for i in range(len(CORPUS))] == [PREFIX] * len(CORPUS)
     assert answers(result)[1:] == truth("deepseek_v3").local
 
 
 def test_damage_in_another_layout_is_recomputed(
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("qwen3", 32), directory)
-    for path in objects(directory):
-        flip_byte(path)
-    result = engines.run(_job("qwen3", 128, directory)).require_ok()
+    result = serve("qwen3", 32, 128, damaged=True).result
     assert result.prometheus[LOAD_FAILED] > 0
     assert answers(result) == truth("qwen3").cold
 
 
 def test_pages_that_nobody_has_described_are_a_clean_miss(
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    engines: EnginePool, serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
     """A kernel that packs in an unknown order shares with its like only, and never fails a load."""
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("qwen3", 32), directory)
-    unknown = _job("qwen3", 64, directory, setup="engine_scenarios:forget_page_orders")
-    first = engines.run(unknown).require_ok()
-    _clean(first)
-    assert first.external_hits(0) == 0
-    assert answers(first) == truth("qwen3").cold
-    again = engines.run(unknown).require_ok()
+    unknown = {"setup": "engine_scenarios:forget_page_orders"}
+    first = serve("qwen3", 32, 64, **unknown)
+    _clean(first.result)
+    assert first.result.external_hits(0) == 0
+    assert answers(first.result) == truth("qwen3").cold
+    again = engines.run(_job("qwen3", 64, first.directory, **unknown)).require_ok()
     assert again.external_hits(0) == PREFIX
     assert answers(again) == truth("qwen3").cold
 
 
 def test_without_conversion_the_answers_would_be_wrong(
-    engines: EnginePool,
-    saved_by: Callable[..., Path],
-    truth: Callable[[str], Truth],
-    tmp_path: Path,
+    serve: Serve, truth: Callable[[str], Truth]
 ) -> None:
     """The control: an engine of 64 that calls its pages those of 32 takes the bytes as they are."""
-    directory = tmp_path / "kv"
-    shutil.copytree(saved_by("qwen3", 32), directory)
-    lying = _job("qwen3", 64, directory, setup="engine_scenarios:claim_pages_of_32")
-    result = engines.run(lying).require_ok()
+    result = serve("qwen3", 32, 64, setup="engine_scenarios:claim_pages_of_32").result
     assert result.external_hits(0) == PREFIX
     assert answers(result) != truth("qwen3").cold

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -17,7 +19,16 @@ from tiny_tokenizer import write_tokenizer
 #: Two cold starts of a whole server.
 pytestmark = pytest.mark.timeout(700)
 
-ONE_OPTION = '{"kv_connector":"UCMConnector","kv_role":"kv_both"}'
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def documented_options(page: str) -> list[str]:
+    """What the page's `vllm serve MODEL ...` says after the model, as a shell reads it."""
+    found = re.search(r"^vllm serve MODEL ((?:.*\\\n)*.*)$", (ROOT / page).read_text(), re.M)
+    assert found is not None, f"{page} shows no vllm serve"
+    return shlex.split(found[1].replace("\\\n", " "))
+
+
 SERVE = ["--enforce-eager", "--dtype", "float32"]
 SERVE += ["--max-model-len", "1024", "--kv-cache-memory-bytes", str(64 << 20)]
 BENCH = ["--dataset-name", "random", "--num-prompts", "4", "--max-concurrency", "1", "--seed", "3"]
@@ -38,14 +49,17 @@ def _all_gone(server: VllmServer, within_s: float = 15.0) -> bool:
 def test_one_option_a_restart_and_vllms_own_benchmark(
     engine_python: str, tmp_path: Path, truth: Callable[[str], Truth]
 ) -> None:
-    """Two servers one after the other; `vllm bench serve` sends both the same random prompts."""
+    """Two servers one after the other, started as the pages say; `vllm bench serve` sends both the same
+    random prompts."""
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
-    arguments = [*SERVE, "--kv-transfer-config", ONE_OPTION]
+    options = [documented_options(page) for page in ("README.md", "docs/operator-vllm.md")]
+    assert documented_options("plugins/vllm/README.md") == options[0]
     model = tmp_path / "model"
     shutil.copytree(checkpoint("qwen3"), model)
     write_tokenizer(model, 1024)
     hits = []
-    for start in ("first", "second"):
+    for start, option in zip(("first", "second"), options, strict=True):
+        arguments = [*SERVE, *option]
         folder = tmp_path / start
         folder.mkdir()
         log = folder / "serve.log"

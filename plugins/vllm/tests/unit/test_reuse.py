@@ -6,6 +6,8 @@ also shows that nothing was loaded into a wrong place.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from scripted_engine import World, prompt
@@ -168,8 +170,13 @@ def test_lite_looks_up_and_moves_nothing(engine, world: World) -> None:
     assert "hit_tokens" not in lite.counted
 
 
-def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> None:
+@pytest.mark.parametrize("windows", [(None, None), (96, None)], ids=["one group", "two groups"])
+def test_scheduler_and_worker_name_the_same_objects(
+    engine_over, tmp_path: Path, windows: tuple[int | None, ...]
+) -> None:
     """B43: the ids the scheduler asks for are the ids the worker writes, whatever is left unset."""
+    world = World(tmp_path, windows=windows)
+    rows = len(set(windows))
     tokens = prompt(14, 200)
     everything = {"block_tokens": 64, "head_slices": 2, "namespace": "two", "timeout_ms": 9_000}
     some = [{k: v for k, v in everything.items() if k != left_out} for left_out in everything]
@@ -178,7 +185,7 @@ def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> Non
         world.settings = {"model_id": "scripted", **given}
         if "namespace" in given:
             world.settings["namespace"] = f"case-{number}"
-        first = engine(enable_prefix_caching=False)
+        first = engine_over(world, enable_prefix_caching=False)
         first.generate("a", tokens)
         written = set(world.objects)
         asked: set[bytes] = set()
@@ -187,7 +194,7 @@ def test_scheduler_and_worker_name_the_same_objects(engine, world: World) -> Non
         for ids in plan.ids.values():
             asked |= {bytes(i) for i in ids}
         assert asked == written
-        assert len(written) == 3 * given.get("head_slices", 1)
+        assert len(written) == 3 * rows * given.get("head_slices", 1)
 
 
 def test_reset_makes_old_content_invisible_to_this_process_only(engine) -> None:

@@ -170,6 +170,7 @@ def test_every_other_version_is_told_what_to_do(lines: list[str]) -> None:
 
 
 def test_a_vllm_without_what_we_import_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B39: the module that is missing, the release that lacks it, and what to install."""
     monkeypatch.setitem(sys.modules, "vllm.v1.metrics.cache_hit_source", None)
     monkeypatch.delitem(sys.modules, "ucm_vllm.connector")
     with pytest.raises(UnsupportedError) as refused:
