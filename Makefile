@@ -16,14 +16,19 @@ BIN := $(CURDIR)/$(VENV)/bin
 PY := $(BIN)/python
 ENGINE_VENV := .venv-vllm
 ENGINE_PY := $(CURDIR)/$(ENGINE_VENV)/bin/python
+SGLANG_VENV := .venv-sglang
+SGLANG_PY := $(CURDIR)/$(SGLANG_VENV)/bin/python
 STAMPS := build/stamps
 
 # Our distributions, outermost last: "folder:source folder". Linked into environments from this tree.
 PROJECTS := .:. plugins/backends/posix:plugins/backends/posix/src plugins/vllm:plugins/vllm/src \
-	plugins/reference:plugins/reference/src
+	plugins/sglang:plugins/sglang/src plugins/reference:plugins/reference/src
 PROJECT_FILES := pyproject.toml plugins/backends/posix/pyproject.toml plugins/vllm/pyproject.toml \
-	plugins/reference/pyproject.toml
+	plugins/sglang/pyproject.toml plugins/reference/pyproject.toml
 ENGINE_LOCKS := $(wildcard plugins/vllm/env/*)
+SGLANG_LOCKS := $(wildcard plugins/sglang/env/*)
+# What SGLang has of GPU builds alone: for tests, never shipped.
+SGLANG_STANDINS := plugins/sglang/tests/support/standins
 CXX_FILES = $(shell git ls-files 'native/*.cc' 'native/*.h')
 
 .PHONY: help
@@ -67,11 +72,20 @@ $(STAMPS)/engine-vllm: $(STAMPS)/linked $(ENGINE_LOCKS) dev/engine_env.py dev/re
 .PHONY: engine-vllm
 engine-vllm: dev $(STAMPS)/engine-vllm ## The vLLM environment (2-3 GB in the user's cache, once)
 
+# The same for SGLang, with the stand-ins that let it run on a CPU.
+$(STAMPS)/engine-sglang: $(STAMPS)/linked $(SGLANG_LOCKS) $(SGLANG_STANDINS)/pyproject.toml dev/engine_env.py \
+		dev/requirements-engine.lock dev/overlay.sh
+	dev/overlay.sh $(SGLANG_VENV) sglang $(PY) $(PROJECTS) $(SGLANG_STANDINS):$(SGLANG_STANDINS)
+	@touch $@
+
+.PHONY: engine-sglang
+engine-sglang: dev $(STAMPS)/engine-sglang ## The SGLang environment (3 GB in the user's cache, once)
+
 # --- tests -------------------------------------------------------------------------------------
 
 .PHONY: test
-test: engine-vllm ## Everything CI runs: lint, native, Python, packaging, real vLLM
-	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine
+test: engine-vllm engine-sglang ## Everything CI runs: lint, native, Python, packaging, real engines
+	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine test-sglang test-cross
 
 .PHONY: lint
 lint: dev ## ruff, mypy, import-linter, clang-format
@@ -93,19 +107,27 @@ test-native: native ## googletest
 
 .PHONY: test-python
 test-python: dev ## Core, backends, reference engine and docs, without a foreign engine
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
 
 .PHONY: test-packaging
 test-packaging: dev ## Wheels of every distribution in empty environments
-	$(BIN)/pytest -m "packaging and not long" tests $(PYTEST_ARGS)
+	$(BIN)/pytest -m "packaging and not long" --ignore=tests/cross_engine tests $(PYTEST_ARGS)
 
 .PHONY: test-engine
 test-engine: engine-vllm ## The adapter on the real vLLM
 	$(ENGINE_VENV)/bin/python -P -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not long" plugins/vllm/tests $(PYTEST_ARGS)
 
+.PHONY: test-sglang
+test-sglang: engine-sglang ## The adapter on real host pools and the real SGLang
+	$(SGLANG_VENV)/bin/python -P -m pytest -m "not long" plugins/sglang/tests $(PYTEST_ARGS)
+
+.PHONY: test-cross
+test-cross: engine-vllm engine-sglang ## What one engine saved another serves
+	$(BIN)/pytest -m "not long" tests/cross_engine $(PYTEST_ARGS)
+
 .PHONY: long
 long: engine-vllm ## The full form of everything long, and clang-tidy
-	$(BIN)/pytest -m long tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
+	$(BIN)/pytest -m long --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
 	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
 
 .PHONY: tidy
@@ -123,9 +145,18 @@ demo: engine-vllm
 	$(ENGINE_PY) -P examples/demo.py
 endif
 
+.PHONY: demo-cross
+demo-cross: engine-vllm engine-sglang ## Two engines, one cache directory: the table of hits
+	$(PY) -P examples/cross_demo.py
+
 .PHONY: bench
 bench: engine-vllm ## Medians and ratios beside physical limits and peers
 	$(ENGINE_PY) -m benchmarks $(BENCH_ARGS)
+
+.PHONY: bench-sglang
+bench-sglang: engine-vllm engine-sglang ## UCM beside SGLang's file backend; TTFT in the real SGLang
+	$(SGLANG_PY) -m benchmarks.sglang $(BENCH_ARGS)
+	$(PY) -m benchmarks.sglang_ttft
 
 .PHONY: wheels
 wheels: dev ## Wheels of every distribution into build/wheels
@@ -141,5 +172,5 @@ lock: ## Rewrite dev/requirements.lock from dev/requirements.in
 
 .PHONY: clean
 clean: ## Remove what was built here (not the engine environments in the user's cache)
-	rm -rf build dist $(VENV) $(ENGINE_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(ENGINE_VENV) $(SGLANG_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find ucm_core -name '*.so' -delete

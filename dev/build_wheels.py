@@ -17,7 +17,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = (".", "plugins/backends/posix", "plugins/vllm", "plugins/reference")
+PROJECTS = (
+    ".",
+    "plugins/backends/posix",
+    "plugins/vllm",
+    "plugins/sglang",
+    "plugins/reference",
+)
 
 
 def build(folder: Path) -> list[Path]:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from ucm_core.config.schema import reference_page
 from ucm_core.plugins import PluginHost
+from ucm_sglang.stats import COUNTERS as SGLANG_COUNTERS
 from ucm_vllm.store_counters import STORE_COUNTERS, STORE_GAUGES
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm")
+OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm", "ucm-sglang")
 
 METRICS_HEADER = """# Metrics
 
@@ -24,6 +25,17 @@ METRICS_HEADER = """# Metrics
 
 Exported by vLLM's own `/metrics`, once, with vLLM's labels; workers' counts are added up by vLLM. A
 name ending in `_total` is a counter, of a gauge the highest figure of any store of any worker stands.
+
+| metric | label | meaning |
+|---|---|---|
+"""
+
+METRICS_SGLANG = """
+## SGLang
+
+With `--enable-metrics`: SGLang exports pages and bandwidth of its storage itself (`sglang:prefetch_pgs`,
+`sglang:backup_pgs`, `sglang:prefetch_bandwidth`, `sglang:backup_bandwidth`, and cached tokens per source);
+beside them, in the same endpoint, with the labels `tp_rank` and `pp_rank`:
 
 | metric | label | meaning |
 |---|---|---|
@@ -62,7 +74,11 @@ def metrics_page() -> str:
         f"| `ucm:ucm_{name}` | {'`kind`' if has_kind else ''} | {text} |\n"
         for name, (text, has_kind) in named.items()
     )
-    return METRICS_HEADER + rows + METRICS_STORE
+    sglang = "".join(
+        f"| `ucm:ucm_{name}_total` | {'`kind`' if has_kind else ''} | {text} |\n"
+        for name, (text, has_kind) in SGLANG_COUNTERS.items()
+    )
+    return METRICS_HEADER + rows + METRICS_SGLANG + sglang + METRICS_STORE
 
 
 def pages() -> dict[Path, str]:

@@ -227,3 +227,17 @@ MODELS: dict[str, ModelRecipe] = {
         seed=17,
     ),
 }
+
+# The same with the scaled rope that SGLang's CPU engine insists on for latent attention.
+MODELS["deepseek_yarn"] = MODELS["deepseek_v3"].with_config(
+    rope_scaling={
+        "rope_type": "yarn",
+        "type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+)

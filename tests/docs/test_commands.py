@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / page for page in ("README.md", "docs/operator-vllm.md", "plugins/vllm/README.md")]
+PAGES = [
+    ROOT / page
+    for page in (
+        "README.md",
+        "docs/operator-vllm.md",
+        "plugins/vllm/README.md",
+        "docs/operator-sglang.md",
+        "plugins/sglang/README.md",
+    )
+]
 
 SERVER = "plugins/vllm/tests/engine/test_server.py"
 HERE = "tests/docs/test_commands.py"
@@ -21,6 +30,11 @@ RUN_BY = {
     "make demo MODEL=hybrid": (HERE, '"hybrid_demo.py"'),
     "pip install --find-links build/wheels": ("tests/packaging/test_wheels.py", '"--find-links"'),
     "vllm serve MODEL --kv-transfer-config": (SERVER, "documented_options"),
+    # An engine of the tests is a fork that takes the same options, with the layout a CPU can copy.
+    "python -m sglang.launch_server --model-path MODEL": (
+        "plugins/sglang/tests/support/sglang_engine.py",
+        '"class_name": "UCMStorage"',
+    ),
     "ucm check --file /etc/ucm.yaml": ("tests/cli/test_check.py", '"check", "--file"'),
     "ucm config --file /etc/ucm.yaml --ranks 8": (HERE, '"--ranks", "8"'),
 }

@@ -25,6 +25,7 @@ SOURCES = {
     "ucm_core": ROOT / "ucm_core",
     "ucm_backend_posix": ROOT / "plugins/backends/posix/src/ucm_backend_posix",
     "ucm_reference": ROOT / "plugins/reference/src/ucm_reference",
+    "ucm_sglang": ROOT / "plugins/sglang/src/ucm_sglang",
     "ucm_vllm": ROOT / "plugins/vllm/src/ucm_vllm",
 }
 
@@ -54,7 +55,15 @@ def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(*install, "-c", ROOT / "dev" / "requirements.lock", *third_party())
     env = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
     env["PIP_CONFIG_FILE"] = os.devnull
-    run(*install, "--no-index", "--find-links", wheels, "ucm-core[vllm]", "ucm-reference", env=env)
+    run(
+        *install,
+        "--no-index",
+        "--find-links",
+        wheels,
+        "ucm-core[vllm,sglang]",
+        "ucm-reference",
+        env=env,
+    )
     return folder / "bin"
 
 
@@ -111,14 +120,15 @@ def test_native_library_is_self_contained(wheels: Path, tmp_path: Path) -> None:
 
 
 def modules_of_the_tree() -> list[str]:
-    """Every module but the adapter's, which import vLLM (see the engine tests)."""
+    """Every module but those of adapters, which import their engines (see the engine tests)."""
     found = sorted(
         ".".join((name, *path.relative_to(folder).with_suffix("").parts)).removesuffix(".__init__")
         for name, folder in SOURCES.items()
-        if name != "ucm_vllm"
+        if name not in ("ucm_vllm", "ucm_sglang")
         for path in folder.rglob("*.py")
     )
-    return [*found, "ucm_vllm", "ucm_vllm.register", "ucm_core._native"]
+    alone = ["ucm_vllm", "ucm_vllm.register", "ucm_sglang", "ucm_sglang.deployment"]
+    return [*found, *alone, "ucm_core._native"]
 
 
 def import_all(site: Path, modules: list[str]) -> None:
@@ -137,6 +147,7 @@ def test_plugins_load_and_the_command_works(site: Path) -> None:
     assert set(listed) == {
         "posix",
         "reference",
+        "sglang",
         "ucm-core-builtin",
         "ucm-core-retention",
         "vllm",
@@ -159,7 +170,7 @@ def test_vllm_finds_the_connector_entry_point(site: Path) -> None:
 def test_core_works_alone(site: Path, wheels: Path) -> None:
     """Nothing of ours but the core: it imports, and says what to install."""
     python = site / "python"
-    ours = ("ucm-vllm", "ucm-reference", "ucm-backend-posix")
+    ours = ("ucm-vllm", "ucm-sglang", "ucm-reference", "ucm-backend-posix")
     run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *ours)
     try:
         assert "install ucm-backend-posix" in run(site / "ucm", "plugins")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -42,16 +42,19 @@ def load_config(
     *,
     foreign_keys: frozenset[str] = frozenset(),
     machine: Machine | None = None,
+    default_pipelines: Sequence[str] | None = None,
 ) -> UcmConfig:
     """The effective configuration; raises ``ConfigError`` whose ``problems`` lists all that is wrong.
 
     ``extra_config`` are the engine's inline keys (vLLM: ``kv_connector_extra_config``), of which
     ``foreign_keys`` belong to the engine. ``env`` defaults to the process's environment, ``host`` to
-    a new plugin host over it. Reads files, allocates nothing, writes nothing.
+    a new plugin host over it; ``default_pipelines``: the first that is installed serves where none is
+    named (None: DEFAULT_PIPELINES). Reads files, allocates nothing, writes nothing.
     """
     env = os.environ if env is None else env
     host = PluginHost(env) if host is None else host
-    loader = _Loader(host, Machine.measure() if machine is None else machine)
+    measured = Machine.measure() if machine is None else machine
+    loader = _Loader(host, measured, default_pipelines or DEFAULT_PIPELINES)
     raw = read_config(extra_config, env, foreign_keys)
     config = loader.build(split(raw, loader.top_names, loader.problems), raw.origin, env)
     if loader.problems or config is None:
@@ -62,8 +65,11 @@ def load_config(
 class _Loader:
     """State of one load: problems, warnings and sources found so far."""
 
-    def __init__(self, host: PluginHost, machine: Machine) -> None:
+    def __init__(
+        self, host: PluginHost, machine: Machine, default_pipelines: Sequence[str]
+    ) -> None:
         self.host = host
+        self.default_pipelines = default_pipelines
         self.machine = machine
         self.problems: list[str] = []
         self.warnings: list[str] = []
@@ -121,7 +127,7 @@ class _Loader:
 
     def _default_pipeline(self) -> PipelineSpec | None:
         error: PluginError | None = None
-        for name in DEFAULT_PIPELINES:
+        for name in self.default_pipelines:
             try:
                 found = self.host.pipeline(name)
             except PluginError as caught:

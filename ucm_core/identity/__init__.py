@@ -1,6 +1,7 @@
 """Identity in two steps: an engine-neutral content chain, then object ids per group."""
 
 from ucm_core.identity.chain import ContentChain, Ids, Links, Tokens, object_ids
+from ucm_core.identity.choose import choose_namespace
 from ucm_core.identity.encoding import Encodable, encode
 from ucm_core.identity.extras import ChainExtra
 from ucm_core.identity.manifest import DEFAULT_BLOCK_TOKENS, FORMAT_VERSION, Manifest
@@ -25,6 +26,7 @@ __all__ = [
     "WeightsIdentity",
     "adapter_key",
     "chain_root",
+    "choose_namespace",
     "encode",
     "object_ids",
     "open_namespace",

@@ -1,5 +1,6 @@
 """Layer, unit, group and the spec table that ties them: what a model keeps, as data."""
 
+from ucm_core.spec.attention import attention_layer
 from ucm_core.spec.coordinates import Coordinate, Stages, head_slices, rank_heads
 from ucm_core.spec.describe import describe
 from ucm_core.spec.group import GroupSpec, Retention
@@ -26,6 +27,7 @@ __all__ = [
     "Stages",
     "Unit",
     "UnitSpec",
+    "attention_layer",
     "describe",
     "head_slices",
     "layers_from_lists",

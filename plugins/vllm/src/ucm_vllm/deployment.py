@@ -18,7 +18,7 @@ from ucm_core.adapter.layout import LayoutDescriptor
 from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.adapter.unit_map import LayerKey, UnitMap
 from ucm_core.errors import UnsupportedError
-from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, open_namespace
+from ucm_core.identity import DEFAULT_BLOCK_TOKENS, Manifest, choose_namespace
 from ucm_core.spec import TARGET, SeededCoordinate
 from ucm_core.store.contract import BlockStore, Geometry, RunShape
 from ucm_vllm.devices import HOST, KvDevice
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ucm.vllm")
 
-DEFAULT_NAMESPACE = "default"
 #: A lookup that takes longer is a miss: recomputing is better than a stalled queue.
 LOOKUP_TIMEOUT_S = 2.0
 
@@ -122,28 +121,14 @@ class Deployment:
     def _namespace(self) -> Manifest:
         """Open the namespace, or choose one that fits when the operator named none."""
         settings, facts = self.settings, self.facts
-        fitting = fitting_block_tokens(facts, DEFAULT_BLOCK_TOKENS)
-        if settings.namespace is not None and settings.roots:
-            return open_namespace(
-                settings.roots,
-                settings.namespace,
-                block_tokens=settings.block_tokens,
-                head_slices=settings.head_slices,
-                first_block_tokens=fitting,
-                first_head_slices=facts.shards,
-            )
-        # Another block size or head split is another namespace: the default start must not fail
-        # because an earlier one chose differently.
-        tokens = settings.block_tokens or fitting
-        slices = settings.head_slices or facts.shards
-        name = settings.namespace or DEFAULT_NAMESPACE
-        if tokens != DEFAULT_BLOCK_TOKENS:
-            name += f"-b{tokens}"
-        if slices != 1:
-            name += f"-h{slices}"
-        if not settings.roots:  # a pipeline without directories has nowhere to keep a manifest
-            return Manifest(name, tokens, slices)
-        return open_namespace(settings.roots, name, block_tokens=tokens, head_slices=slices)
+        return choose_namespace(
+            settings.roots,
+            settings.namespace,
+            block_tokens=settings.block_tokens,
+            head_slices=settings.head_slices,
+            fitting_tokens=fitting_block_tokens(facts, DEFAULT_BLOCK_TOKENS),
+            fitting_slices=facts.shards,
+        )
 
     # -- coordinates, geometry, stores -------------------------------------------------------------
 

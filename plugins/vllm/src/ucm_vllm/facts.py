@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ucm_core.errors import UnsupportedError
+from ucm_core.identity.model_config import KV_DTYPES
 from ucm_vllm.packing import PageOrder, find_order, kernel_writer
 from ucm_vllm.refusals import deployment_problems, group_problems, layer_specs
 from ucm_vllm.stages import KindOf, kinds_of_layers
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 #: What vLLM's spec classes mean here, by exact name: a subclass may keep other bytes under the same
 #: page, so it is refused until somebody has looked at it.
 KINDS = {"FullAttentionSpec": "full", "MLAAttentionSpec": "mla", "SlidingWindowSpec": "window"}
-#: Canonical names of torch's element types.
-DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +289,7 @@ def _packing(vllm_config: VllmConfig, spec: Any, kind: str) -> tuple[str, PageOr
     )
     # The generic kernel is compiled once per instruction set, so its tiles may differ as well.
     name = f"cpu_attn-{isa}-{torch.backends.cpu.get_cpu_capability().lower()}"
-    short = DTYPES.get(str(spec.dtype).removeprefix("torch."))
+    short = KV_DTYPES.get(str(spec.dtype).removeprefix("torch."))
     if short is None or spec.head_size_v != spec.head_size or spec.kv_quant_mode.name != "NONE":
         return name, None  # quantised while it is written: not a matter of order alone
     write = kernel_writer(spec.dtype, spec.block_size, spec.head_size, isa)

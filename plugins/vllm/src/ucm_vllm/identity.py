@@ -7,8 +7,6 @@ equal by construction.
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,37 +19,19 @@ from ucm_core.errors import ConfigError, UcmError, UnsupportedError
 from ucm_core.identity import (
     ChainExtra,
     ContentChain,
-    Encodable,
     ModelIdentity,
     WeightsIdentity,
     adapter_key,
     chain_root,
-    encode,
+    model_config,
     weights_identity,
 )
-from ucm_vllm.facts import DTYPES, Facts
+from ucm_core.identity.model_config import KV_DTYPES
+from ucm_vllm.facts import Facts
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.request import Request
-
-_log = logging.getLogger("ucm.vllm")
-
-#: config.json keys that name things or steer sampling; every other key may change KV bytes.
-_CONFIG_LABELS = frozenset(
-    {
-        "_name_or_path",
-        "transformers_version",
-        "torch_dtype",
-        "dtype",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "initializer_range",
-        "attention_dropout",
-    }
-)
 
 
 class Uncacheable(Exception):
@@ -159,16 +139,14 @@ def model_identity(
 ) -> ModelIdentity:
     """Everything all groups share that changes the bytes of their KV."""
     model = vllm_config.model_config
-    extra: dict[str, Encodable] = {
-        "config": config_digest(model),
-        "compute_dtype": str(model.dtype).removeprefix("torch."),
-    }
-    return ModelIdentity(
-        weights=weights.value,
+    return model_config.model_identity(
+        weights.value,
+        _config(model),
+        operator_overrides(model),
         kv_dtype=kv_dtype(facts),
+        compute_dtype=str(model.dtype).removeprefix("torch."),
         quantization=model.quantization,
-        rope=rope_facts(model),
-        extra=extra,
+        context_length=model.max_model_len,
     )
 
 
@@ -177,37 +155,11 @@ def kv_dtype(facts: Facts) -> str:
     named = facts.kv_cache_dtype
     if named.startswith("fp8"):
         return "fp8_e5m2" if "e5m2" in named else "fp8_e4m3"
-    return DTYPES.get(facts.dtype, facts.dtype)
+    return KV_DTYPES.get(facts.dtype, facts.dtype)
 
 
-def rope_facts(model: ModelConfig) -> dict[str, Encodable] | None:
-    """Rope parameters as written in the checkpoint and overridden by the operator.
-
-    Not as they are in vLLM's configuration object: models change that while they are built, in the
-    processes that build them, so that the scheduler's would differ from the workers'.
-    """
-    written = {**_config(model), **_overrides(model)}
-    text = written.get("text_config")
-    config = {**written, **text} if isinstance(text, Mapping) else written
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
-    found = {name: _plain(config.get(name)) for name in names}
-    kept: dict[str, Encodable] = {n: value for n, value in found.items() if value is not None}
-    if kept and any(word in str(kept) for word in ("longrope", "dynamic")):
-        kept["max_model_len"] = model.max_model_len  # chooses among the scaling factors
-    return kept or None
-
-
-def config_digest(model: ModelConfig) -> str:
-    """Digest of the checkpoint's own config.json, minus labels, plus the operator's overrides.
-
-    The file is used as written, because a library's defaults change with its version.
-    """
-    overrides = _plain(_overrides(model))
-    kept = {k: v for k, v in _config(model).items() if k not in _CONFIG_LABELS}
-    return hashlib.sha256(b"ucm/config/1" + encode([_plain(kept), overrides])).hexdigest()
-
-
-def _overrides(model: ModelConfig) -> Mapping[str, Any]:
+def operator_overrides(model: ModelConfig) -> Mapping[str, Any]:
+    """What the operator changes of config.json. Raises UnsupportedError where nobody can say."""
     overrides = model.hf_overrides
     if callable(overrides):
         raise UnsupportedError(
@@ -218,45 +170,16 @@ def _overrides(model: ModelConfig) -> Mapping[str, Any]:
 
 
 def _config(model: ModelConfig) -> Mapping[str, Any]:
-    directory = local_model_path(model)
-    path = directory / "config.json" if directory is not None else None
-    if path is None or not path.is_file():
-        made: Mapping[str, Any] = model.hf_config.to_dict()
-        return made
-    try:
-        config: Mapping[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    return config
-
-
-def _plain(value: Any) -> Encodable:
-    """JSON-like data as the canonical encoding takes it; anything else by its type's name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-        return [_plain(v) for v in items]
-    to_dict = getattr(value, "to_dict", None)
-    if to_dict is not None:
-        return _plain(to_dict())
-    return str(value)
+    written = model_config.read_config(local_model_path(model))
+    if written is not None:
+        return written
+    made: Mapping[str, Any] = model.hf_config.to_dict()
+    return made
 
 
 def local_model_path(model: ModelConfig) -> Path | None:
     """The checkpoint on this machine: a path as given, or the hub cache's snapshot."""
-    given = Path(model.model)
-    if given.exists():
-        return given
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    except Exception as error:  # many kinds: not cached, no such repository, bad name
-        _log.debug("no local snapshot of %s: %s", model.model, error)
-        return None
+    return model_config.checkpoint_dir(model.model, model.revision)
 
 
 def find_weights(vllm_config: VllmConfig, model_id: str | None) -> WeightsIdentity:

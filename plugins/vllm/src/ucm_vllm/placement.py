@@ -25,9 +25,9 @@ from ucm_core.spec import (
     KeySpace,
     Kind,
     LayerSpec,
-    RankRule,
     SeededCoordinate,
     SpecTable,
+    attention_layer,
     rank_heads,
 )
 from ucm_vllm.facts import Facts, PageKind
@@ -76,18 +76,14 @@ def _layer(facts: Facts, index: int, dtype: str) -> LayerSpec:
     if number is None:
         return LayerSpec(index=index, name=name, kind=Kind.NONE)
     kind = facts.kinds[number]
-    latent = kind.kind == "mla"
-    return LayerSpec(
-        index=index,
-        name=name,
-        kind=Kind.CHAIN,
-        entry_bytes=kind.cell_bytes * kind.total_heads,
+    return attention_layer(
+        index,
         heads=kind.total_heads,
         head_size=kind.head_size,
+        entry_bytes=kind.cell_bytes * kind.total_heads,
         dtype=dtype,
         window=kind.window,
-        role="latent" if latent else "",
-        rank_rule=RankRule.UNION if latent else RankRule.INTERSECTION,
+        latent=kind.kind == "mla",
     )
 
 

@@ -33,7 +33,7 @@ MLA_ENGINE: dict[str, Any] = {"dtype": "bfloat16", "block_size": 16}
 
 def engine_of(model: str) -> dict[str, Any]:
     """Engine arguments a model needs on top of the defaults."""
-    return dict(MLA_ENGINE) if model == "deepseek_v3" else {}
+    return dict(MLA_ENGINE) if model.startswith("deepseek") else {}
 
 
 def checkpoint(model: str) -> str:

@@ -269,11 +269,11 @@ def test_another_stored_block_in_one_directory(engine, world: World) -> None:
 
 
 def test_a_function_as_override_is_refused(engine, world: World) -> None:
-    from ucm_vllm.identity import config_digest
+    from ucm_vllm.identity import operator_overrides
 
     class Model:
         model = "x"
         hf_overrides = staticmethod(lambda config: config)
 
     with pytest.raises(UnsupportedError, match="dictionary"):
-        config_digest(Model())  # type: ignore[arg-type]
+        operator_overrides(Model())  # type: ignore[arg-type]

@@ -31,6 +31,14 @@ DEFAULT_ENGINE: dict[str, Any] = {
 }
 
 
+def warm_up() -> None:
+    """Import everything a job needs."""
+    import vllm.entrypoints.llm
+    import vllm.v1.engine.core
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
 def resolve(target: str) -> Callable[..., Any]:
     """``module:function`` -> the function."""
     module, _, name = target.partition(":")

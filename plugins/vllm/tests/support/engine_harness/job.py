@@ -77,6 +77,8 @@ class Output:
     finish_reason: str | None
     ttft_s: float
     prompt_logprobs: list[float | None] | None = None
+    #: Of ``cached``, those that came from storage (SGLang says so per prompt).
+    stored: int = 0
 
 
 @dataclass

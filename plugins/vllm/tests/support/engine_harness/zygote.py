@@ -1,4 +1,4 @@
-"""The warm process: imports vLLM once and forks a child per job.
+"""The warm process: imports the engine once and forks a child per job.
 
 Protocol on a UNIX socket, one connection per job, JSON lines. Client: ``{"job", "result", "log",
 "timeout_s"}`` (paths and seconds). Zygote: ``{"pid"}`` at once, ``{"exit_code", "timed_out"}`` at
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import selectors
@@ -35,13 +36,14 @@ class _Job:
     timed_out: bool = False
 
 
+def _engine() -> Any:
+    """The module that runs jobs: vLLM's, or what ``$UCM_HARNESS_ENGINE`` names."""
+    return importlib.import_module(os.environ.get("UCM_HARNESS_ENGINE", "engine_harness.engine"))
+
+
 def _warm_up() -> None:
     """Everything a job will import; no thread may exist afterwards."""
-    import vllm.entrypoints.llm
-    import vllm.v1.engine.core
-    import vllm.v1.engine.llm_engine
-    import vllm.v1.worker.cpu_worker  # noqa: F401
-
+    _engine().warm_up()
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1:
         raise RuntimeError(f"the imports started {tasks - 1} threads: forking is not safe")
@@ -55,12 +57,12 @@ def _child(request: dict[str, Any]) -> int:
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    from engine_harness.engine import run_job, write_result
+    from engine_harness.engine import write_result
     from engine_harness.job import EngineJob
 
     job = EngineJob.from_json(json.loads(Path(request["job"]).read_text()))
     os.environ.update(job.env)
-    result = run_job(job)
+    result = _engine().run_job(job)
     write_result(result, Path(request["result"]))
     return 1 if result.error else 0
 

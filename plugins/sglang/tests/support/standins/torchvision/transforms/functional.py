@@ -1,0 +1,3 @@
+"""See the package."""
+
+from torchvision._names import any_class as __getattr__  # noqa: F401
