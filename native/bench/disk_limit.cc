@@ -55,28 +55,58 @@ int open_direct(const std::string& path, int flags) {
 
 }  // namespace
 
+namespace {
+
+/// A preallocated file of `count` blocks that was written once.
+void ensure_file(Ring& ring, const std::string& path, std::size_t io_bytes, std::size_t count) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) == 0 &&
+      static_cast<std::size_t>(info.st_size) == count * io_bytes) {
+    return;
+  }
+  const int fd = open_direct(path, O_RDWR | O_CREAT | O_TRUNC);
+  if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(count * io_bytes)); error) {
+    fail("posix_fallocate " + path, error);
+  }
+  ring.run(
+      count, true,
+      [&](std::size_t i) {
+        return std::pair{fd, i * io_bytes};
+      },
+      [](std::size_t) {});
+  fsync(fd);
+  close(fd);
+}
+
+}  // namespace
+
+/// One preallocated file written over in the order of its blocks: what slots cost at least.
+Report write_one_file(const Args& args) {
+  const std::string path = args.text("path");
+  const std::size_t io_bytes = args.number("io_bytes");
+  const std::size_t count = args.number("count");
+  Ring ring(args.number("depth"), io_bytes);
+  ensure_file(ring, path, io_bytes, count);
+  const int fd = open_direct(path, O_WRONLY);
+  const Meter meter;
+  ring.run(
+      count, true,
+      [&](std::size_t i) {
+        return std::pair{fd, i * io_bytes};
+      },
+      [](std::size_t) {});
+  const Cost cost = meter.stop();
+  close(fd);
+  return {cost, count, count * io_bytes};
+}
+
 /// One preallocated file read in random order: no open, no fstat, no close per object.
 Report read_one_file(const Args& args) {
   const std::string path = args.text("path");
   const std::size_t io_bytes = args.number("io_bytes");
   const std::size_t count = args.number("count");
   Ring ring(args.number("depth"), io_bytes);
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0 ||
-      static_cast<std::size_t>(info.st_size) != count * io_bytes) {
-    const int fd = open_direct(path, O_RDWR | O_CREAT | O_TRUNC);
-    if (const int error = posix_fallocate(fd, 0, static_cast<off_t>(count * io_bytes)); error) {
-      fail("posix_fallocate " + path, error);
-    }
-    ring.run(
-        count, true,
-        [&](std::size_t i) {
-          return std::pair{fd, i * io_bytes};
-        },
-        [](std::size_t) {});
-    fsync(fd);
-    close(fd);
-  }
+  ensure_file(ring, path, io_bytes, count);
   std::vector<std::uint64_t> order(count);
   for (std::size_t i = 0; i < count; ++i) order[i] = i;
   std::uint64_t state = 88172645463325252u;  // xorshift64: the same order in every run
@@ -157,6 +187,7 @@ namespace {
 [[noreturn]] Report no_ring() { throw std::runtime_error("built without liburing"); }
 }  // namespace
 Report read_one_file(const Args&) { no_ring(); }
+Report write_one_file(const Args&) { no_ring(); }
 Report read_files(const Args&) { no_ring(); }
 Report write_files(const Args&) { no_ring(); }
 

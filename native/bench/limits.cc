@@ -38,8 +38,13 @@ namespace {
 
 const std::map<std::string, std::function<Report(const Args&)>>& commands() {
   static const std::map<std::string, std::function<Report(const Args&)>> all{
-      {"copy", copy_limit},         {"read_one_file", read_one_file}, {"read_files", read_files},
-      {"write_files", write_files}, {"stat_files", stat_files},       {"hash_chain", hash_chain},
+      {"copy", copy_limit},
+      {"read_one_file", read_one_file},
+      {"write_one_file", write_one_file},
+      {"read_files", read_files},
+      {"write_files", write_files},
+      {"stat_files", stat_files},
+      {"hash_chain", hash_chain},
   };
   return all;
 }

@@ -65,6 +65,7 @@ struct Report {
 /// benchmarks/ for the arguments. They throw std::runtime_error with the reason.
 Report copy_limit(const Args& args);
 Report read_one_file(const Args& args);
+Report write_one_file(const Args& args);
 Report read_files(const Args& args);
 Report write_files(const Args& args);
 Report stat_files(const Args& args);

@@ -36,6 +36,14 @@ def test_write_leaves_nothing_behind(limits: Limits, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_file_is_made_once_and_written_over(limits: Limits, tmp_path: Path) -> None:
+    arguments = {"path": tmp_path / "one", "io_bytes": 8192, "count": 20, "depth": 4}
+    for command in ("write_one_file", "read_one_file", "write_one_file"):
+        sample = limits.run(command, **arguments)
+        assert (sample.nbytes, sample.operations) == (20 * 8192, 20)
+    assert (tmp_path / "one").stat().st_size == 20 * 8192
+
+
 def test_missing_files_are_errors(limits: Limits, tmp_path: Path) -> None:
     listing = tmp_path / "list"
     listing.write_text(f"{tmp_path}/absent\n")
