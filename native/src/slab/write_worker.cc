@@ -18,6 +18,9 @@ constexpr std::size_t kMaxBatches = 64;
 constexpr auto kSlotPatience = std::chrono::seconds(1);
 constexpr auto kRetryPause = std::chrono::milliseconds(2);
 
+/// Prepared ahead, on the medium, and written but not committed.
+std::size_t slots_for(std::size_t depth) { return std::max(3 * depth, kMinSlots); }
+
 std::size_t batch_count(std::size_t slots, std::uint32_t group_slots) {
   return std::clamp<std::size_t>(slots / group_slots + 2, 4, kMaxBatches);
 }
@@ -30,10 +33,8 @@ WriteWorker::WriteWorker(std::shared_ptr<Parts> parts, std::uint32_t root, posix
       parts_(std::move(parts)),
       root_index_(root),
       queue_(queue),
-      slots_(std::max<std::size_t>(std::size_t{2} * this->depth(), kMinSlots),
-             core_->format.header_bytes()),
-      batches_(batch_count(std::max<std::size_t>(std::size_t{2} * this->depth(), kMinSlots),
-                           parts_->index.own_shape().group_slots),
+      slots_(slots_for(this->depth()), core_->format.header_bytes()),
+      batches_(batch_count(slots_for(this->depth()), parts_->index.own_shape().group_slots),
                kPage) {
   for (Batch& batch : batches_) {
     batch.is_batch = true;
@@ -43,17 +44,42 @@ WriteWorker::WriteWorker(std::shared_ptr<Parts> parts, std::uint32_t root, posix
   }
 }
 
-bool WriteWorker::has_room() const noexcept {
-  if (parked_ != nullptr || !slots_.any_free() || !batches_.any_free() ||
-      steps_in_flight() >= depth()) {
-    return false;
-  }
-  // Loads go first: while reads are on the medium, writes keep only part of their depth.
+std::size_t WriteWorker::write_depth() const noexcept {
   const bool reads_wait = core_->counters.get(Counter::kReadsInFlight) > 0;
-  return !reads_wait || steps_in_flight() < std::max<std::size_t>(2, depth() / 4);
+  const std::size_t all = depth();
+  return reads_wait ? std::min(all, std::max<std::size_t>(2, all / 4)) : all;
+}
+
+bool WriteWorker::has_room() const noexcept {
+  return parked_ == nullptr && slots_.any_free() && batches_.any_free() && ahead_ < write_depth();
+}
+
+void WriteWorker::refill() noexcept {
+  while (!prepared_.empty() && on_medium_ < write_depth()) start_data(*prepared_.pop());
+}
+
+void WriteWorker::not_ahead(Slot& slot) noexcept {
+  if (!slot.ahead) return;
+  slot.ahead = false;
+  --ahead_;
+}
+
+void WriteWorker::drop_prepared() noexcept {
+  while (!prepared_.empty()) {
+    Slot& slot = *prepared_.pop();
+    --slot.batch->open;
+    free_slot(slot);
+    end(slot, {Status::kClosed, 0});
+  }
+}
+
+void WriteWorker::begin_write_step(posix::Step& step) noexcept {
+  ++on_medium_;
+  begin(step);
 }
 
 void WriteWorker::admit(bool may_take) noexcept {
+  refill();
   if (Slot* const again = std::exchange(parked_, nullptr)) place(*again);
   while (may_take && has_room()) {
     posix::WriteItem item;
@@ -77,6 +103,8 @@ void WriteWorker::begin_write(posix::WriteItem&& item, Clock::time_point now) no
   slot.slot = kNone;
   slot.batch = nullptr;
   slot.tries = 0;
+  slot.ahead = true;
+  ++ahead_;
   core_->counters.add(Counter::kWritesInFlight);
   place(slot);
 }
@@ -110,10 +138,13 @@ void WriteWorker::place(Slot& slot) noexcept {
   core_->format.encode(id, slot.item.op.from, slot.header);
   parts_->segment->meta(slot.slot).object_check.store(posix::Format::stamp(slot.header, generation),
                                                       std::memory_order_relaxed);
+  ++batch->open;
   if (batch->state == State::kInvalidating) {
     batch->waiting.push_back(&slot);
   } else {
-    start_data(slot);
+    Slot* at = &slot;
+    prepared_.push(std::move(at));
+    refill();
   }
 }
 
@@ -155,7 +186,7 @@ WriteWorker::Batch* WriteWorker::open_batch(int& error) noexcept {
   b.waiting.clear();
   b.written.clear();
   b.slots.clear();
-  b.writing = 0;
+  b.open = 0;
   b.state = State::kFilling;
   if (error != 0) {
     release(b);
@@ -185,13 +216,19 @@ void WriteWorker::start_page(Batch& b, State state) noexcept {
   b.step.iov_count = 1;
   b.step.offset = parts_->index.own_shape().group_offset(b.owned.group % s.header().group_stride);
   b.step.owner = static_cast<StepOwner*>(&b);
-  begin(b.step);
+  begin_write_step(b.step);
 }
 
 void WriteWorker::start_data(Slot& slot) noexcept {
   Batch& b = *slot.batch;
   Segment& s = *parts_->segment;
-  ++b.writing;
+  not_ahead(slot);
+  if (slot.item.deadline <= Clock::now()) {
+    --b.open;
+    free_slot(slot);
+    core_->counters.add(Counter::kWriteTimeouts);
+    return end(slot, {Status::kTimeout, 0});
+  }
   slot.iov[0] = {slot.header, core_->format.header_bytes()};
   slot.iov[1] = {const_cast<std::byte*>(slot.item.op.from),
                  core_->format.geometry().object_bytes()};
@@ -203,7 +240,7 @@ void WriteWorker::start_data(Slot& slot) noexcept {
   slot.step.iov_count = 2;
   slot.step.offset = parts_->index.own_shape().slot_offset(s.index_of(slot.slot));
   slot.step.owner = static_cast<StepOwner*>(&slot);
-  begin(slot.step);
+  begin_write_step(slot.step);
 }
 
 void WriteWorker::start_sync(Batch& b, State state) noexcept {
@@ -213,18 +250,19 @@ void WriteWorker::start_sync(Batch& b, State state) noexcept {
   b.step.path = b.path.c_str();
   b.step.fd = b.fd;
   b.step.owner = static_cast<StepOwner*>(&b);
-  begin(b.step);
+  begin_write_step(b.step);
 }
 
 void WriteWorker::advance(posix::Step* step) noexcept {
+  --on_medium_;
   auto* const owner = static_cast<StepOwner*>(step->owner);
   if (owner->is_batch) return batch_advanced(*static_cast<Batch*>(owner));
   Slot& slot = *static_cast<Slot*>(owner);
   beat(slot.item.op.id);
   const int r = step->result;
   if (r < 0) {
-    if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) return begin(*step);
-    --slot.batch->writing;
+    if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) return begin_write_step(*step);
+    --slot.batch->open;
     free_slot(slot);
     return fail(slot, "write", -r);
   }
@@ -235,8 +273,8 @@ void WriteWorker::advance(posix::Step* step) noexcept {
   if (step->iov_count > 0) {
     // Short. The next attempt tells why; no progress for long is an error itself.
     if (n > 0) slot.tries = 0;
-    if (++slot.tries < kMaxTries) return begin(*step);
-    --slot.batch->writing;
+    if (++slot.tries < kMaxTries) return begin_write_step(*step);
+    --slot.batch->open;
     free_slot(slot);
     return fail(slot, "write", EIO);
   }
@@ -245,7 +283,7 @@ void WriteWorker::advance(posix::Step* step) noexcept {
 
 void WriteWorker::data_written(Slot& slot) noexcept {
   Batch& b = *slot.batch;
-  --b.writing;
+  --b.open;
   b.written.push_back(&slot);
   b.slots.push_back(slot.slot);
   parts_->segment->point(point::kDataWritten);
@@ -257,7 +295,7 @@ void WriteWorker::batch_advanced(Batch& b) noexcept {
   const bool whole = page ? r == static_cast<int>(kPage) : r >= 0;
   if (!whole) {
     const bool transient = r >= 0 || -r == EAGAIN || -r == EINTR;
-    if (transient && ++b.tries < kMaxTries) return begin(b.step);
+    if (transient && ++b.tries < kMaxTries) return begin_write_step(b.step);
     return fail_batch(b, page ? "write slot heads" : "fdatasync", r < 0 ? -r : EIO);
   }
   switch (b.state) {
@@ -267,8 +305,8 @@ void WriteWorker::batch_advanced(Batch& b) noexcept {
       b.state = State::kFilling;
       std::vector<Slot*> ready;
       ready.swap(b.waiting);
-      for (Slot* slot : ready) start_data(*slot);
-      return;
+      for (Slot* slot : ready) prepared_.push(std::move(slot));
+      return refill();
     }
     case State::kFlushing:
       return start_page(b, State::kCommitting);
@@ -285,7 +323,7 @@ void WriteWorker::batch_advanced(Batch& b) noexcept {
 
 void WriteWorker::settle(bool may_take) noexcept {
   for (Batch& b : batches_) {
-    if (b.state != State::kFilling || b.writing > 0) continue;
+    if (b.state != State::kFilling || b.open > 0) continue;
     if (!b.written.empty()) {
       core_->options.fsync ? start_sync(b, State::kFlushing) : start_page(b, State::kCommitting);
     } else if (!may_take || b.owned.free.empty() || !work_waits()) {
@@ -342,6 +380,7 @@ void WriteWorker::fail_batch(Batch& b, const char* operation, int error) noexcep
   // The page on the medium may say anything now; nobody may write data before it is right again.
   std::vector<Slot*> members;
   members.swap(b.written);
+  b.open -= b.waiting.size();
   members.insert(members.end(), b.waiting.begin(), b.waiting.end());
   b.waiting.clear();
   b.slots.clear();
@@ -377,12 +416,14 @@ void WriteWorker::fail(Slot& slot, const char* operation, int error) noexcept {
 void WriteWorker::end(Slot& slot, Outcome outcome) noexcept {
   if (outcome.status == Status::kOk) root_.note_ok(posix::Direction::kWrite);
   core_->counters.sub(Counter::kWritesInFlight);
+  not_ahead(slot);
   slot.item.answer(outcome);
   slot.item.sink.reset();
   slots_.give_back(slot);
 }
 
 void WriteWorker::leak() noexcept {
+  drop_prepared();
   slots_.leak();
   batches_.leak();
 }
@@ -390,7 +431,8 @@ void WriteWorker::leak() noexcept {
 std::chrono::milliseconds WriteWorker::tick(Clock::time_point) noexcept {
   if (parked_ != nullptr) return kRetryPause;
   // Held back by reads: look again soon, nobody else wakes us when they are through.
-  const bool held_back = slots_.any_free() && !has_room() && work_waits();
+  const bool held_back =
+      write_depth() < depth() && (!prepared_.empty() || (slots_.any_free() && work_waits()));
   return std::chrono::milliseconds(held_back ? 1 : -1);
 }
 

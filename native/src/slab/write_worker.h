@@ -1,4 +1,5 @@
-// Writes: whole objects into free slots of a group, then one page of slot heads for all of them.
+// Writes: whole objects into free slots of a group, then one page of slot heads for all of them. Slots
+// are taken and checksums computed ahead of an object's turn on the medium.
 //
 //   take a group -> [page: its free slots are free] -> data of up to a group's objects in flight
 //     -> [flush] -> page: these slots hold these objects -> [flush] -> into the index -> answers
@@ -36,6 +37,7 @@ class WriteWorker final : public posix::Worker {
     Batch* batch = nullptr;
     std::uint32_t slot = kNone;
     std::uint8_t tries = 0;
+    bool ahead = false;  // not on the medium yet
   };
   enum class State : std::uint8_t {
     kUnused,
@@ -55,7 +57,7 @@ class WriteWorker final : public posix::Worker {
     std::vector<Slot*> waiting;  // for the page
     std::vector<Slot*> written;
     std::vector<std::uint32_t> slots;  // of `written`
-    std::size_t writing = 0;
+    std::size_t open = 0;              // objects that have a slot of it and are not written
     std::uint8_t tries = 0;
     State state = State::kUnused;
   };
@@ -72,6 +74,14 @@ class WriteWorker final : public posix::Worker {
   void place(Slot& slot) noexcept;
   [[nodiscard]] Batch* batch_with_room() noexcept;
   [[nodiscard]] Batch* open_batch(int& error) noexcept;
+  /// Loads go first: while there are some, writes keep only part of their depth.
+  [[nodiscard]] std::size_t write_depth() const noexcept;
+  /// Puts prepared objects on the medium, as far as there is room.
+  void refill() noexcept;
+  /// The thread is given up: answers for what is not on the medium.
+  void drop_prepared() noexcept;
+  void not_ahead(Slot& slot) noexcept;
+  void begin_write_step(posix::Step& step) noexcept;
   void start_page(Batch& batch, State state) noexcept;
   void start_data(Slot& slot) noexcept;
   void start_sync(Batch& batch, State state) noexcept;
@@ -90,6 +100,9 @@ class WriteWorker final : public posix::Worker {
   posix::WriteQueue& queue_;
   posix::SlotPool<Slot> slots_;
   posix::SlotPool<Batch> batches_;
+  posix::Ring<Slot*> prepared_;
+  std::size_t ahead_ = 0;  // taken from the queue and not put on the medium
+  std::size_t on_medium_ = 0;
   Slot* parked_ = nullptr;  // all slots of the root are being written or read: tried again
 };
 
