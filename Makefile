@@ -22,9 +22,10 @@ STAMPS := build/stamps
 
 # Our distributions, outermost last: "folder:source folder". Linked into environments from this tree.
 PROJECTS := .:. plugins/backends/posix:plugins/backends/posix/src plugins/vllm:plugins/vllm/src \
-	plugins/sglang:plugins/sglang/src plugins/reference:plugins/reference/src
+	plugins/sglang:plugins/sglang/src plugins/trtllm:plugins/trtllm/src \
+	plugins/reference:plugins/reference/src
 PROJECT_FILES := pyproject.toml plugins/backends/posix/pyproject.toml plugins/vllm/pyproject.toml \
-	plugins/sglang/pyproject.toml plugins/reference/pyproject.toml
+	plugins/sglang/pyproject.toml plugins/trtllm/pyproject.toml plugins/reference/pyproject.toml
 ENGINE_LOCKS := $(wildcard plugins/vllm/env/*)
 SGLANG_LOCKS := $(wildcard plugins/sglang/env/*)
 # What SGLang has of GPU builds alone: for tests, never shipped.
@@ -107,7 +108,7 @@ test-native: native ## googletest
 
 .PHONY: test-python
 test-python: dev ## Core, backends, reference engine and docs, without a foreign engine
-	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile -m "not packaging and not long" --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests plugins/trtllm/tests/unit $(PYTEST_ARGS)
 
 .PHONY: test-packaging
 test-packaging: dev ## Wheels of every distribution in empty environments
@@ -127,7 +128,7 @@ test-cross: engine-vllm engine-sglang ## What one engine saved another serves
 
 .PHONY: long
 long: engine-vllm ## The full form of everything long, and clang-tidy
-	$(BIN)/pytest -m long --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests $(PYTEST_ARGS)
+	$(BIN)/pytest -m long --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests plugins/trtllm/tests/unit $(PYTEST_ARGS)
 	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
 
 .PHONY: tidy

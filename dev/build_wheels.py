@@ -22,6 +22,7 @@ PROJECTS = (
     "plugins/backends/posix",
     "plugins/vllm",
     "plugins/sglang",
+    "plugins/trtllm",
     "plugins/reference",
 )
 

@@ -15,7 +15,7 @@ from ucm_sglang.stats import COUNTERS as SGLANG_COUNTERS
 from ucm_vllm.store_counters import STORE_COUNTERS, STORE_GAUGES
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm", "ucm-sglang")
+OURS = ("ucm-core", "ucm-backend-posix", "ucm-vllm", "ucm-sglang", "ucm-trtllm")
 
 METRICS_HEADER = """# Metrics
 

@@ -30,7 +30,15 @@ def test_generated_pages_are_current() -> None:
 def test_every_plugin_of_this_tree_loads() -> None:
     """Else the generated page would miss its options without anyone noticing."""
     reports = {r.name: r for r in PluginHost(env={}).reports}
-    for name in ("posix", "vllm", "sglang", "reference", "ucm-core-builtin", "ucm-core-retention"):
+    for name in (
+        "posix",
+        "vllm",
+        "sglang",
+        "trtllm",
+        "reference",
+        "ucm-core-builtin",
+        "ucm-core-retention",
+    ):
         assert reports[name].status is PluginStatus.LOADED, reports[name].reason
 
 

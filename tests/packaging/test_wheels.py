@@ -26,6 +26,7 @@ SOURCES = {
     "ucm_backend_posix": ROOT / "plugins/backends/posix/src/ucm_backend_posix",
     "ucm_reference": ROOT / "plugins/reference/src/ucm_reference",
     "ucm_sglang": ROOT / "plugins/sglang/src/ucm_sglang",
+    "ucm_trtllm": ROOT / "plugins/trtllm/src/ucm_trtllm",
     "ucm_vllm": ROOT / "plugins/vllm/src/ucm_vllm",
 }
 
@@ -60,7 +61,7 @@ def site(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--no-index",
         "--find-links",
         wheels,
-        "ucm-core[vllm,sglang]",
+        "ucm-core[vllm,sglang,trtllm]",
         "ucm-reference",
         env=env,
     )
@@ -126,6 +127,7 @@ def modules_of_the_tree() -> list[str]:
         for name, folder in SOURCES.items()
         if name not in ("ucm_vllm", "ucm_sglang")
         for path in folder.rglob("*.py")
+        if (name, path.name) != ("ucm_trtllm", "connector.py")
     )
     alone = ["ucm_vllm", "ucm_vllm.register", "ucm_sglang", "ucm_sglang.deployment"]
     return [*found, *alone, "ucm_core._native"]
@@ -150,6 +152,7 @@ def test_plugins_load_and_the_command_works(site: Path) -> None:
         "sglang",
         "ucm-core-builtin",
         "ucm-core-retention",
+        "trtllm",
         "vllm",
     }
     assert {name: p["status"] for name, p in listed.items()} == dict.fromkeys(listed, "loaded"), (
@@ -170,7 +173,7 @@ def test_vllm_finds_the_connector_entry_point(site: Path) -> None:
 def test_core_works_alone(site: Path, wheels: Path) -> None:
     """Nothing of ours but the core: it imports, and says what to install."""
     python = site / "python"
-    ours = ("ucm-vllm", "ucm-sglang", "ucm-reference", "ucm-backend-posix")
+    ours = ("ucm-vllm", "ucm-sglang", "ucm-trtllm", "ucm-reference", "ucm-backend-posix")
     run(python, "-m", "pip", "uninstall", "--quiet", "--yes", *ours)
     try:
         assert "install ucm-backend-posix" in run(site / "ucm", "plugins")

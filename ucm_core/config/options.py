@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from ucm_core.config.machine import Machine
-from ucm_core.config.units import GibAsBytes
+from ucm_core.config.units import GIB, GibAsBytes, Milliseconds
 
 
 class Chosen(NamedTuple):
@@ -105,6 +105,22 @@ class CoreOptions(Options):
         description="Ceiling for the states of one group that this scheduler had stored; past it the state "
         "with the least uses for its age is removed, in every group. Default: none, the storage's own "
         "limits decide.",
+    )
+    promise_buffer_gb: GibAsBytes = Field(
+        2 * GIB,
+        gt=0,
+        description="Host memory per node for blocks that are verified before an engine is promised them, "
+        "where the engine cannot hear of a failed load (TensorRT-LLM).",
+    )
+    promise_wait_ms: Milliseconds = Field(
+        50,
+        description="Longest such an engine's question for a hit waits for blocks to arrive and be "
+        "verified; what has not by then is a miss.",
+    )
+    promise_loads: Literal["auto", "sync", "async"] = Field(
+        "auto",
+        description="How such an engine loads: sync, in the step that computes the request; async, while "
+        "others compute; auto: small ones sync, others async.",
     )
     enable_event_sync: bool = Field(
         True,
