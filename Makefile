@@ -17,6 +17,7 @@ PY := $(BIN)/python
 ENGINE_VENV := .venv-vllm
 ENGINE_PY := $(CURDIR)/$(ENGINE_VENV)/bin/python
 SGLANG_VENV := .venv-sglang
+TRTLLM_VENV := .venv-trtllm
 SGLANG_PY := $(CURDIR)/$(SGLANG_VENV)/bin/python
 STAMPS := build/stamps
 
@@ -82,11 +83,21 @@ $(STAMPS)/engine-sglang: $(STAMPS)/linked $(SGLANG_LOCKS) $(SGLANG_STANDINS)/pyp
 .PHONY: engine-sglang
 engine-sglang: dev $(STAMPS)/engine-sglang ## The SGLang environment (3 GB in the user's cache, once)
 
+# Public connectors for TensorRT-LLM, on top of the cached vLLM environment; for the executor stub's tests.
+$(STAMPS)/engine-trtllm: $(STAMPS)/engine-vllm plugins/trtllm/env/peers.lock
+	dev/overlay.sh $(TRTLLM_VENV) vllm $(PY) $(PROJECTS)
+	$(PY) -m pip --disable-pip-version-check --python $(TRTLLM_VENV)/bin/python install --quiet --no-deps \
+		-r plugins/trtllm/env/peers.lock
+	@touch $@
+
+.PHONY: engine-trtllm
+engine-trtllm: engine-vllm $(STAMPS)/engine-trtllm ## The vLLM environment plus public TensorRT-LLM connectors
+
 # --- tests -------------------------------------------------------------------------------------
 
 .PHONY: test
 test: engine-vllm engine-sglang ## Everything CI runs: lint, native, Python, packaging, real engines
-	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine test-sglang test-cross
+	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine test-sglang test-trtllm test-cross
 
 .PHONY: lint
 lint: dev ## ruff, mypy, import-linter, clang-format
@@ -121,6 +132,10 @@ test-engine: engine-vllm ## The adapter on the real vLLM
 .PHONY: test-sglang
 test-sglang: engine-sglang ## The adapter on real host pools and the real SGLang
 	$(SGLANG_VENV)/bin/python -P -m pytest -m "not long" plugins/sglang/tests $(PYTEST_ARGS)
+
+.PHONY: test-trtllm
+test-trtllm: engine-trtllm ## TensorRT-LLM: public connectors in the executor stub
+	$(TRTLLM_VENV)/bin/python -P -m pytest -m "not long" plugins/trtllm/tests/adapters $(PYTEST_ARGS)
 
 .PHONY: test-cross
 test-cross: engine-vllm engine-sglang ## What one engine saved another serves
@@ -173,5 +188,5 @@ lock: ## Rewrite dev/requirements.lock from dev/requirements.in
 
 .PHONY: clean
 clean: ## Remove what was built here (not the engine environments in the user's cache)
-	rm -rf build dist $(VENV) $(ENGINE_VENV) $(SGLANG_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(ENGINE_VENV) $(SGLANG_VENV) $(TRTLLM_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find ucm_core -name '*.so' -delete
