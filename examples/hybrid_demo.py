@@ -70,7 +70,7 @@ def serve(engine: CachedEngine, request: Request) -> None:
     hit, votes = engine.side.decisions[request.request_id]
     print(f"{request.request_id}: {len(request.prompt)} tokens")
     if engine.side.stats.failed_loads:
-        print("  a load failed, so everything was computed")
+        print(f"  a load failed; the request went on from {request.reused} tokens")
     print("\n".join(picture(engine.deployment.placement.table, len(request.prompt), hit, votes)))
 
 

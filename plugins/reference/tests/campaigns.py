@@ -65,6 +65,7 @@ def serve(
     drafts: bool = False,
     processes: bool = False,
     aborts: Sequence[int] = (),
+    use_layerwise: bool | str = "auto",
     **options: Any,
 ) -> Outcome:
     """A third of the requests by a first engine, the rest by a second one on the same directory.
@@ -78,6 +79,7 @@ def serve(
         "store_pipeline": "Posix",
         "storage_backends": str(folder),
         "staging_buffer_gb": "16 MiB",
+        "use_layerwise": use_layerwise,
     }
     options.setdefault("sizes", Sizes(slots=128))
     for part in (given[: count // 3], given[count // 3 :]):

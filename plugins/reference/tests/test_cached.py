@@ -57,9 +57,20 @@ def test_drafts_preemption_and_aborts_change_nothing(name: str, tmp_path: Path) 
     assert outcome.aborted == 3
 
 
-@pytest.mark.parametrize("name", ["windows-6", "deltanet-8"])
-def test_ranks_as_processes_share_one_directory(name: str, tmp_path: Path) -> None:
-    outcome = serve(tmp_path, name, COUNT, Topology(tp=2, pp=2), processes=True)
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        ("windows-6", Topology(tp=2, pp=2)),
+        ("deltanet-8", Topology(tp=2, pp=2)),
+        ("windows-6", Topology(tp=2, cp=2)),
+        ("deltanet-8", Topology(cp=2)),
+    ],
+    ids=["windows-tp2pp2", "deltanet-tp2pp2", "windows-tp2cp2", "deltanet-cp2"],
+)
+def test_ranks_as_processes_share_one_directory(
+    name: str, topology: Topology, tmp_path: Path
+) -> None:
+    outcome = serve(tmp_path, name, COUNT, topology, processes=True)
     assert compare(outcome, name, COUNT) == []
     assert outcome.hits >= 10
     assert outcome.failed_loads == 0

@@ -48,6 +48,8 @@ class Watcher:
     def __init__(self) -> None:
         self.views: list[StepView] = []
 
+    layered = False
+
     def added(self, request: Request) -> None: ...
 
     def match(self, request: Request) -> int | None:

@@ -42,8 +42,9 @@ def test_a_thousand_requests(variant: str, tmp_path: Path) -> None:
     check(variant, LONG, tmp_path)
 
 
-def test_ranks_as_processes(tmp_path: Path) -> None:
-    outcome = serve(tmp_path, NAME, 6, Topology(tp=2, pp=2), processes=True)
+@pytest.mark.parametrize("topology", [Topology(tp=2, pp=2), Topology(tp=2, cp=2)])
+def test_ranks_as_processes(topology: Topology, tmp_path: Path) -> None:
+    outcome = serve(tmp_path, NAME, 6, topology, processes=True)
     assert compare(outcome, NAME, 6) == []
     assert outcome.hits > 0
 

@@ -38,17 +38,25 @@ class StepView:
 class News:
     """What a connector's scheduler side tells the engine after a step.
 
-    ``loaded``: request -> tokens that are in place (fewer than promised after a failure). ``sent``:
+    ``loaded``: request -> tokens that are in place (after a failure fewer than promised; 0: the request
+    starts over, and asks again). ``sent``:
     finished requests whose memory nobody reads any more. ``slots``: snapshot slots that are free again.
+    ``invalid``: requests that computed in this step on a load which turned out bad -> tokens that are
+    right; what they computed beyond is void.
     """
 
     loaded: dict[str, int] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    invalid: dict[str, int] = field(default_factory=dict)
 
 
 class SchedulerConnector(Protocol):
     """Used from the scheduler's thread only."""
+
+    @property
+    def layered(self) -> bool:
+        """True: a request with a match computes in the very step that loads it, layer by layer."""
 
     def added(self, request: Request) -> None: ...
 

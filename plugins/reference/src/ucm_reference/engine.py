@@ -49,10 +49,11 @@ class Engine:
         news = self.connector.update(reports) if self.connector is not None else News()
         self.steps += 1
         ended = self.scheduler.update(answers, news)
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         for request in (*self.scheduler.running, *ended):
             if request.first_token_s is None and request.digests:
                 request.first_token_s = now - request.added_at
+                request.first_token_cpu_s = cpu - request.added_cpu
         return ended
 
     def run(self, requests: Iterable[Request]) -> list[Request]:

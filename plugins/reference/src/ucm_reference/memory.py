@@ -56,10 +56,18 @@ class Memory:
     """Arrays ``[cp, tp, block, layer of the tensor, entry, head, element]`` of the ranks of one process."""
 
     def __init__(
-        self, model: Model, topology: Topology, stage: range, tp_ranks: range, sizes: Sizes
+        self,
+        model: Model,
+        topology: Topology,
+        stage: range,
+        tp_ranks: range,
+        sizes: Sizes,
+        cp_ranks: range | None = None,
     ) -> None:
         self.sizes = sizes
         self._topology, self._tp_ranks = topology, tp_ranks
+        #: Context-parallel ranks of this process; default all.
+        self.cp_ranks = range(topology.cp) if cp_ranks is None else cp_ranks
         self._tensors: list[tuple[LayerRow, tuple[int, ...], Array]] = []
         self._of_layer: dict[int, Array] = {}
         self._scratch: dict[int, Array] = {}
@@ -68,7 +76,13 @@ class Memory:
             if row.kind in PAGED | STATEFUL:
                 self._add(row, numbers)
             if row.kind == "compressed":
-                shape = (topology.cp, len(tp_ranks), sizes.slots, 2 * row.compression, row.width)
+                shape = (
+                    len(self.cp_ranks),
+                    len(tp_ranks),
+                    sizes.slots,
+                    2 * row.compression,
+                    row.width,
+                )
                 for number in numbers:
                     self._scratch[number] = np.zeros(shape, np.int8)
 
@@ -81,13 +95,18 @@ class Memory:
         for at in range(0, len(numbers), row.together):
             layers = tuple(numbers[at : at + row.together])
             shape = (
-                self._topology.cp, len(self._tp_ranks), blocks, len(layers), entries, last - first,
+                len(self.cp_ranks), len(self._tp_ranks), blocks, len(layers), entries, last - first,
                 elements,
             )  # fmt: skip
             data = np.zeros(shape, dtype)
             self._tensors.append((row, layers, data))
             for i, layer in enumerate(layers):
                 self._of_layer[layer] = data[:, :, :, i]
+
+    def local(self, owners: Array) -> tuple[Array, Array]:
+        """(bool: which of these context-parallel ranks are here; their places in this memory, else 0)."""
+        here = (owners >= self.cp_ranks.start) & (owners < self.cp_ranks.stop)
+        return here, np.where(here, owners - self.cp_ranks.start, 0)
 
     def of_layer(self, layer: int) -> Array:
         """``[cp, tp, block, entry, head, element]`` of one layer, a view."""
@@ -99,8 +118,8 @@ class Memory:
 
     def of_rank(self, rank: Rank) -> list[Tensor]:
         """One rank's tensors, by row and layer."""
-        at = self._tp_ranks.index(rank.tp)
-        return [Tensor(row.name, layers, data[rank.cp, at]) for row, layers, data in self._tensors]
+        cp, tp = self.cp_ranks.index(rank.cp), self._tp_ranks.index(rank.tp)
+        return [Tensor(row.name, layers, data[cp, tp]) for row, layers, data in self._tensors]
 
     def poison(self, row: str, blocks: Sequence[int]) -> None:
         """Overwrite freed blocks, so that whoever still reads them is found out."""

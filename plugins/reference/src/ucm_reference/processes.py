@@ -1,7 +1,7 @@
 """Every rank a process of its own, as deployments have them: own memory, own stores, one directory.
 
-Sums over tensor-parallel ranks and activations between stages travel through pipes. Every wait is bounded:
-a rank that dies or hangs ends the run with an error that names it.
+Sums over tensor-parallel ranks, pages of context-parallel ranks and activations between stages travel
+through pipes. Every wait is bounded: a rank that dies or hangs ends the run with an error that names it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
 from typing import Any
 
 from ucm_reference.batch import micros
@@ -39,45 +41,76 @@ def receive(pipe: Connection, who: str) -> Any:
 
 
 class PipeComm:
-    """Sums over the tensor-parallel ranks of a stage: the first adds, the others send and wait.
-    ``peers``: pipes to all others on the first rank, to the first one elsewhere."""
+    """Sums over the ranks of a group in which each is a process: the first adds, the others send and wait.
 
-    def __init__(self, tp: int, peers: Sequence[Connection]) -> None:
-        self._tp, self._peers = tp, peers
+    ``peers``: pipes to all others on the first rank, to the first one elsewhere.
+    """
+
+    def __init__(self, kind: str, number: int, peers: Sequence[Connection]) -> None:
+        self._kind, self._number, self._peers = kind, number, peers
 
     def sum(self, part: Array) -> Array:
-        if self._tp:
+        if self._number:
             self._peers[0].send(part)
-            total: Array = receive(self._peers[0], "tensor-parallel rank 0")
+            total: Array = receive(self._peers[0], f"{self._kind} rank 0")
             return total
         total = part
         for i, peer in enumerate(self._peers):
-            total = total + receive(peer, f"tensor-parallel rank {i + 1}")
+            total = total + receive(peer, f"{self._kind} rank {i + 1}")
         for peer in self._peers:
             peer.send(total)
         return total
 
 
+class RankComm:
+    """One rank's: with its tensor-parallel group, and with its context-parallel group."""
+
+    def __init__(self, rank: Rank, tp: Sequence[Connection], cp: Sequence[Connection]) -> None:
+        self._tp = PipeComm("tensor-parallel", rank.tp, tp)
+        self._cp = PipeComm("context-parallel", rank.cp, cp)
+
+    def sum(self, part: Array) -> Array:
+        return self._tp.sum(part)
+
+    def join(self, found: Array) -> Array:
+        return self._cp.sum(found)
+
+
+@dataclass(slots=True)
+class _Pipes:
+    """One rank's pipes to others: the groups' (see :class:`PipeComm`), and the stages' before and after."""
+
+    tp: list[Connection] = field(default_factory=list)
+    cp: list[Connection] = field(default_factory=list)
+    before: Connection | None = None
+    after: Connection | None = None
+
+
+def _connected(topology: Topology, context: SpawnContext) -> dict[Rank, _Pipes]:
+    pipes = {rank: _Pipes() for rank in topology.ranks()}
+    for rank, mine in pipes.items():
+        if rank.tp:
+            ours, theirs = context.Pipe()
+            pipes[replace(rank, tp=0)].tp.append(ours)
+            mine.tp.append(theirs)
+        if rank.cp:
+            ours, theirs = context.Pipe()
+            pipes[replace(rank, cp=0)].cp.append(ours)
+            mine.cp.append(theirs)
+        if rank.pp:
+            mine.before, pipes[replace(rank, pp=rank.pp - 1)].after = context.Pipe(duplex=False)
+    return pipes
+
+
 class ProcessExecutor:
-    """``connect``: picklable. Context parallelism is refused: its ranks share one process here."""
+    """``connect``: picklable."""
 
     def __init__(
         self, model: Model, topology: Topology, sizes: Sizes, *, connect: Connect, short: int = 1
     ) -> None:
         topology.check(model)
-        if topology.cp > 1:
-            raise ValueError("context-parallel ranks share one process: use the lockstep executor")
         context = multiprocessing.get_context("spawn")
-        peers: dict[Rank, list[Connection]] = {rank: [] for rank in topology.ranks()}
-        before: dict[Rank, Connection] = {}
-        after: dict[Rank, Connection] = {}
-        for rank in topology.ranks():
-            if rank.tp:
-                ours, theirs = context.Pipe()
-                peers[Rank(rank.pp, 0, 0)].append(ours)
-                peers[rank].append(theirs)
-            if rank.pp:
-                before[rank], after[Rank(rank.pp - 1, 0, rank.tp)] = context.Pipe(duplex=False)
+        others = _connected(topology, context)
         self._ranks = topology.ranks()
         self._pipes: list[Connection] = []
         self._processes = []
@@ -85,12 +118,8 @@ class ProcessExecutor:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(
-                    (model, topology, sizes, short, rank),
-                    (theirs, peers[rank], before.get(rank), after.get(rank)),
-                    connect,
-                ),
-                name=f"rank-{rank.pp}-{rank.tp}",
+                args=((model, topology, sizes, short, rank), theirs, others[rank], connect),
+                name=f"rank-{rank.pp}-{rank.cp}-{rank.tp}",
                 daemon=True,
             )
             process.start()
@@ -126,14 +155,20 @@ class ProcessExecutor:
 
 def _serve(
     what: tuple[Model, Topology, Sizes, int, Rank],
-    pipes: tuple[Connection, Sequence[Connection], Connection | None, Connection | None],
+    control: Connection,
+    pipes: _Pipes,
     connect: Connect,
 ) -> None:
     """One rank's process: steps until told to end."""
     model, topology, sizes, short, rank = what
-    control, peers, before, after = pipes
     stage = Stage(
-        model, topology, rank.pp, sizes, range(rank.tp, rank.tp + 1), PipeComm(rank.tp, peers)
+        model,
+        topology,
+        rank.pp,
+        sizes,
+        range(rank.tp, rank.tp + 1),
+        RankComm(rank, pipes.tp, pipes.cp),
+        range(rank.cp, rank.cp + 1),
     )
     connector, end = connect(rank)
     connector.register(rank, stage.memory.of_rank(rank))
@@ -146,12 +181,12 @@ def _serve(
             if step.spans:
                 batch = micros(step.spans, topology, sizes.page_tokens, short)
                 given: Sequence[Activations] = ()
-                if before is not None:
-                    given = receive(before, f"stage {rank.pp - 1}")
+                if pipes.before is not None:
+                    given = receive(pipes.before, f"stage {rank.pp - 1}")
                 made = stage.run(batch, given, [port])
-                if after is not None:
-                    after.send(made)
-                elif rank.tp == 0:
+                if pipes.after is not None:
+                    pipes.after.send(made)
+                elif rank.tp == rank.cp == 0:
                     answers = stage.sample(batch, made)
             control.send((answers, port.wait_for_save(idle=not step.spans)))
     finally:

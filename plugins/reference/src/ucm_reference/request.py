@@ -22,7 +22,8 @@ class Request:
     ``tables``: group -> pages from token 0 on (0: none). ``states``: slots the running state rotates
     through, ``state``: the one that is valid. ``boundary``: (position, slot) of the last state kept
     at a checkpoint position. ``digests``: one a generated token, of the exact final activations.
-    ``added_at``: when the scheduler got it; ``first_token_s``: from then to its first token.
+    ``added_at``: when the scheduler got it; ``first_token_s``: from then to its first token; the same in
+    CPU seconds of this process (all threads) in ``added_cpu`` and ``first_token_cpu_s``.
     ``reused``: tokens that came from a cache when the request was admitted last.
     """
 
@@ -44,6 +45,8 @@ class Request:
     preemptions: int = 0
     added_at: float = 0.0
     first_token_s: float | None = None
+    added_cpu: float = 0.0
+    first_token_cpu_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt or self.max_tokens < 1:

@@ -87,7 +87,7 @@ class Scheduler:
             raise ValueError(
                 f"request {request.request_id!r} is longer than {self.model.max_tokens}"
             )
-        request.added_at = time.perf_counter()
+        request.added_at, request.added_cpu = time.perf_counter(), time.process_time()
         self._waiting.append(request)
         if self.connector is not None:
             self.connector.added(request)
@@ -158,7 +158,11 @@ class Scheduler:
             if answer is None:
                 return None
             tokens = answer
+        layered = self.connector is not None and self.connector.layered
         first = tokens or min(budget, len(request.tokens))
+        if tokens and layered:  # it advances in this step, and must not lose what is loaded into
+            drafts = self.drafter.limit if self.drafter is not None else 0
+            first = min(tokens + budget, len(request.tokens)) + drafts
         if not self._take_slots(request) or not self._grow(request, first, tokens):
             self._release(request)
             return None
@@ -166,7 +170,9 @@ class Scheduler:
         request.reused = tokens
         if self.connector is not None:
             self.connector.allocated(request, tokens)
-        if tokens:
+        if tokens and layered:
+            request.computed = tokens
+        elif tokens:
             request.phase = Phase.LOADING
             request.state = request.states[0] if request.states else 0
             self._loading[request.request_id] = request
@@ -319,6 +325,9 @@ class Scheduler:
             request = next((r for r in self._running if r.request_id == request_id), None)
             if request is None:
                 continue  # aborted meanwhile
+            if request_id in news.invalid:
+                request.computed = request.reused = news.invalid[request_id]
+                continue
             self._take_in(request, span, answers.get(request_id, ()))
             if request.done:
                 self._end(request, Phase.FINISHED)
@@ -354,18 +363,15 @@ class Scheduler:
         if request.phase is Phase.ABORTED:
             self._release(request)
             return
+        request.reused = tokens
+        if tokens == 0:  # the load failed: the request starts over, perhaps with another one
+            self._release(request)
+            request.phase = Phase.WAITING
+            self._waiting.appendleft(request)
+            return
         request.phase = Phase.RUNNING
-        request.computed = request.reused = tokens
-        if tokens == 0:
-            request.state = 0
-            self._restore_windows(request)
+        request.computed = tokens
         self._running.append(request)
-
-    def _restore_windows(self, request: Request) -> None:
-        """After a load that failed: the request starts over, with pages from its first token on."""
-        for name, window in self.groups.items():
-            if window is not None:
-                self._free(name, request.tables.pop(name), self._freed)
 
     def _end(self, request: Request, phase: Phase) -> None:
         if request.phase is Phase.LOADING:

@@ -19,9 +19,13 @@ from ucm_reference.topology import Topology
 
 
 class Comm(Protocol):
-    """Sums over the tensor-parallel ranks that live in other processes."""
+    """What this process's ranks need from ranks that live in other processes."""
 
-    def sum(self, part: Array) -> Array: ...
+    def sum(self, part: Array) -> Array:
+        """The sum over the tensor-parallel ranks of a context-parallel one."""
+
+    def join(self, found: Array) -> Array:
+        """The sum over the context-parallel ranks of a tensor-parallel one: each page is on one of them."""
 
 
 class Alone:
@@ -29,6 +33,9 @@ class Alone:
 
     def sum(self, part: Array) -> Array:
         return part
+
+    def join(self, found: Array) -> Array:
+        return found
 
 
 @dataclass(slots=True)
@@ -40,7 +47,7 @@ class Activations:
 
 
 class Stage:
-    """``tp_ranks``: the tensor-parallel ranks that this process computes."""
+    """``tp_ranks``, ``cp_ranks``: the ranks that this process computes; default all of the stage."""
 
     def __init__(
         self,
@@ -50,14 +57,18 @@ class Stage:
         sizes: Sizes,
         tp_ranks: range | None = None,
         comm: Comm | None = None,
+        cp_ranks: range | None = None,
     ) -> None:
         ranks = range(topology.tp) if tp_ranks is None else tp_ranks
         self.model = model
         self.layers = topology.stages(model)[number]
         self.first, self.last = number == 0, number == topology.pp - 1
-        self.memory = Memory(model, topology, self.layers, ranks, sizes)
+        self.memory = Memory(model, topology, self.layers, ranks, sizes, cp_ranks)
         self._comm: Comm = comm or Alone()
-        self._built = [build(Place(model, i, topology, ranks, self.memory)) for i in self.layers]
+        self._built = [
+            build(Place(model, i, topology, ranks, self.memory, self._comm.join))
+            for i in self.layers
+        ]
         self._embedding = model.embedding()
         self._reading = model.weight(-1, "logits", model.hidden, model.vocabulary)
 

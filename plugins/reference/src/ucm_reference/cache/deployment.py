@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm_core import _native
+from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.config.load import load_config
 from ucm_core.config.model import UcmConfig
 from ucm_core.coordinator import Coordinator
@@ -22,6 +23,7 @@ from ucm_core.store.contract import BlockStore
 from ucm_core.store.pipeline import open_store
 from ucm_core.store.snapshot import SnapshotStore
 from ucm_reference.cache.messages import StatePart
+from ucm_reference.cache.modes import Modes
 from ucm_reference.cache.placement import Placement
 from ucm_reference.cache.scheduler import SchedulerSide
 from ucm_reference.cache.table import model_identity, spec_table
@@ -45,19 +47,23 @@ class Deployment:
     topology: Topology
     config: UcmConfig
     placement: Placement
+    modes: Modes
+    retention: RetentionChoice
     stores: dict[str, BlockStore]
     states: dict[str, SnapshotStore] = field(default_factory=dict)
 
     def scheduler_side(self, kind: type[SchedulerSide] = SchedulerSide) -> SchedulerSide:
         """One per deployment, beside the engine's scheduler. ``kind``: another one, for comparisons."""
-        coordinator = Coordinator(self.placement.keys, alignment=self.model.alignment)
+        coordinator = Coordinator(
+            self.placement.keys, policy=self.retention.policy, alignment=self.model.alignment
+        )
         ranks = len(self.topology.ranks())
-        return kind(self.placement, coordinator, self.stores, self.states, ranks)
+        return kind(self.placement, coordinator, self.stores, self.states, ranks, self.modes)
 
     def worker(self, rank: Rank) -> Worker:
         """The connector of one rank; where it lies is told by ``register``."""
         timeout_s = self.config.store.timeout_ms / 1000
-        return Worker(self.placement, self.stores, self.states, state_ids, timeout_s)
+        return Worker(self.placement, self.stores, self.states, state_ids, timeout_s, self.modes)
 
     def close(self) -> None:
         """Close every store. Bounded and idempotent."""
@@ -88,11 +94,13 @@ def open_deployment(
     host = PluginHost().load()
     config = load_config(options, host=host)
     manifest = _namespace(config, topology)
-    table = spec_table(model, manifest.block_tokens)
+    retention = RetentionChoice.of(config.core, host)
+    table = spec_table(model, manifest.block_tokens, retention)
     placement = Placement.build(
         model, topology, sizes, table, model_identity(model), manifest.head_slices
     )
-    deployment = Deployment(model, topology, config, placement, {})
+    modes = Modes.of(config.core, table)
+    deployment = Deployment(model, topology, config, placement, modes, retention, {})
     try:
         for at in placement.everything():
             name = placement.store_name(at)

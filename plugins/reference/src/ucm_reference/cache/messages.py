@@ -35,21 +35,25 @@ class StatePart:
 
 @dataclass(slots=True)
 class Transfer:
-    """One load or save of one request. ``own_slot``: the state's slot is the connector's to give back."""
+    """One load or save of one request. ``own_slot``: the state's slot is the connector's to give back.
+    ``attempt``: writers of content equal on several ranks that failed before."""
 
     op_id: int
     request_id: str
     rows: dict[str, RowPart]
     state: StatePart | None = None
     own_slot: bool = False
+    attempt: int = 0
 
 
 @dataclass(slots=True)
 class Message:
-    """Scheduler -> every rank."""
+    """Scheduler -> every rank. ``commits``, ``discards``: saves of earlier steps that were held back."""
 
     loads: list[Transfer] = field(default_factory=list)
     saves: list[Transfer] = field(default_factory=list)
+    commits: list[int] = field(default_factory=list)
+    discards: list[int] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     idle: bool = False
 

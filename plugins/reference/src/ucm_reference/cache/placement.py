@@ -63,16 +63,24 @@ class Placement:
         """Pages of one stored block; a state is one piece."""
         return 1 if row.kind is Kind.SNAPSHOT else row.block_tokens // self.page_tokens
 
+    def unit_map(self, stage: range) -> UnitMap:
+        """What the calls of a stage's layers mean, from the tensors that this engine makes of its rows."""
+        joined = []
+        for row in self.model.rows:
+            if row.together > 1:
+                numbers = [LayerKey(TARGET, i) for i in self.model.numbers(row.name) if i in stage]
+                starts = range(0, len(numbers), row.together)
+                tensors = [numbers[at : at + row.together] for at in starts]
+                joined += [tensor for tensor in tensors if len(tensor) > 1]
+        return UnitMap(self.table, {TARGET: stage}, tensors=joined)
+
     def units(self, stage: range, row: str) -> tuple[UnitSpec, ...]:
-        """Units of a row on a stage, from the tensors that this engine makes of it."""
-        found = self.model.row(row)
-        numbers = [i for i in self.model.numbers(row) if i in stage]
-        tensors = [
-            [LayerKey(TARGET, i) for i in numbers[at : at + found.together]]
-            for at in range(0, len(numbers), found.together)
-        ]
-        joined = [tensor for tensor in tensors if len(tensor) > 1]
-        return UnitMap(self.table, {TARGET: stage}, tensors=joined).by_row.get(row, ())
+        """Units of a row on a stage."""
+        return self.unit_map(stage).by_row.get(row, ())
+
+    def copies(self, row: GroupSpec) -> int:
+        """Ranks that hold the same content of a row's object: any of them can write it."""
+        return _replica(row, Rank(0, 0, 0), self.topology)[1]
 
     def geometry(self, at: SeededCoordinate) -> Geometry:
         """Shards are the tensors' greatest common number of layers; runs are pages of one of them."""

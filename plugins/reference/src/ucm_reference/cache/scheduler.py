@@ -18,6 +18,7 @@ from ucm_core.spec import STORED, GroupSpec, Kind, SnapshotKey
 from ucm_core.store.contract import BlockStore
 from ucm_core.store.snapshot import SnapshotStore
 from ucm_reference.cache.messages import Bad, Message, Report, RowPart, StatePart, Transfer
+from ucm_reference.cache.modes import Modes, continues_anywhere
 from ucm_reference.cache.placement import Placement
 from ucm_reference.connector import News, StepView
 from ucm_reference.request import Phase, Request
@@ -28,6 +29,8 @@ ANSWER_LIFE_S = 0.2
 BAD_LIMIT = 65_536
 #: Decisions kept for people to look at.
 DECISIONS = 64
+#: Loads a request may fail before it computes everything.
+ATTEMPTS = 2
 
 
 @dataclass(slots=True)
@@ -42,19 +45,21 @@ class Stats:
     saved_blocks: int = 0
     saved_states: int = 0
     failed_saves: int = 0
+    taken_over: int = 0
 
 
 @dataclass(slots=True)
 class _Record:
     """One request. ``saved``: per row, blocks that need no further thought. ``keep``: positions at which
-    a state is wanted. ``states``: positions whose state was saved or is being saved."""
+    a state is wanted. ``states``: positions whose state was saved or is being saved. ``attempts``: loads
+    it may still fail."""
 
     request: Request
     chain: ContentChain
     hit: HitPlan | None = None
     votes: Votes | None = None
     answered_at: float = 0.0
-    may_load: bool = True
+    attempts: int = ATTEMPTS
     admitted: bool = False
     keep: set[int] = field(default_factory=set)
     states: set[int] = field(default_factory=set)
@@ -63,10 +68,15 @@ class _Record:
 
 @dataclass(slots=True)
 class _Save:
-    """A save until every rank has ended it. ``keys``: of its state."""
+    """A save until every rank has ended it. ``keys``: of its state. ``copies``: its request's memory stays
+    until it has ended: another rank may have to write. ``gone``: that memory was taken away. ``dropped``:
+    computed on a bad load, nobody is to see it."""
 
     op: Transfer
     keys: tuple[SnapshotKey, ...]
+    copies: bool = False
+    gone: bool = False
+    dropped: bool = False
     copied: int = 0
     ended: int = 0
     bad: Bad = field(default_factory=Bad)
@@ -91,8 +101,11 @@ class SchedulerSide:
         stores: Mapping[str, BlockStore],
         states: Mapping[str, SnapshotStore],
         workers: int,
+        modes: Modes | None = None,
     ) -> None:
         self.placement, self.coordinator = placement, coordinator
+        self._modes = modes or Modes()
+        self._goes_on = continues_anywhere(placement.table)
         self.stats = Stats()
         self.tracker = RequestTracker()
         self._stores, self._states = stores, states
@@ -106,7 +119,18 @@ class SchedulerSide:
         self._message = Message()
         self._news = News()
         self._next_op = 1
+        #: Saves of the step under way whose publication waits for its loads, and the blocks in them.
+        self._held: list[int] = []
+        self._in_saves: set[tuple[str, bytes]] = set()
+        self._copies = {
+            row.name: placement.copies(row) for row in placement.table.rows if row.kind in STORED
+        }
         self._rows = [row for row in placement.table.rows if row.kind in STORED]
+
+    @property
+    def layered(self) -> bool:
+        """A request computes in the step that loads it."""
+        return self._modes.layered_loads
 
     # -- new requests and hits -----------------------------------------------------------------------
 
@@ -140,8 +164,8 @@ class SchedulerSide:
         answers = {name: self._stores[name].lookup(ids) for name, ids in plan.ids.items()}
         votes = plan.votes(answers)
         record.votes = votes = self._without_bad(votes, chain)
-        checkpoints = votes.checkpoints if record.may_load else {}
-        present = votes.present if record.may_load else dict.fromkeys(votes.present, 0)
+        checkpoints = votes.checkpoints if record.attempts else {}
+        present = votes.present if record.attempts else dict.fromkeys(votes.present, 0)
         return resolve_hit(
             self.placement.table,
             tokens,
@@ -193,13 +217,11 @@ class SchedulerSide:
             record.admitted = True
             keep = self.coordinator.admit(record.chain, record.hit, len(request.tokens))
             record.keep = {int(p) for p in keep}
-            self.stats.hit_tokens += tokens
-            self.stats.hit_requests += tokens > 0
         if record.votes is not None:
             self.decisions[request.request_id] = (record.hit, record.votes)
             if len(self.decisions) > DECISIONS:
                 del self.decisions[next(iter(self.decisions))]
-        self.tracker.allocated(request.request_id, load=tokens > 0)
+        self.tracker.allocated(request.request_id, load=tokens > 0 and not self.layered)
         hit, record.hit = record.hit, None
         if not tokens:
             return
@@ -216,10 +238,18 @@ class SchedulerSide:
         op = self._op(record, rows, state)
         self._loads[op.op_id] = _Load(op, tokens, keys)
         self._message.loads.append(op)
+        if self.layered:
+            self._have(record, tokens)
 
     def _op(self, record: _Record, rows: dict[str, RowPart], state: StatePart | None) -> Transfer:
         self._next_op += 1
         return Transfer(self._next_op, record.request.request_id, rows, state)
+
+    def _have(self, record: _Record, tokens: int) -> None:
+        """The first ``tokens`` tokens were loaded: their blocks are stored."""
+        for row in self._rows:
+            if row.kind is not Kind.SNAPSHOT:
+                record.saved[row.name] = tokens // row.block_tokens
 
     def _part(self, record: _Record, name: str, blocks: npt.NDArray[np.int64]) -> RowPart:
         row = self.placement.table[name]
@@ -249,12 +279,15 @@ class SchedulerSide:
             record = self._records[offered.request_id]
             self._save_state(record, offered.position, offered.slot, message, own=True)
         message.idle = view.idle
+        self._held = [op.op_id for op in message.saves] if self._modes.held_back else []
         return message
 
     def _preempted(self, request_id: str) -> None:
         record = self._records[request_id]
         self.tracker.preempted(request_id)
         record.saved, record.hit = {}, None
+        for save in self._saves.values():
+            save.gone |= save.op.request_id == request_id
 
     def _save_blocks(self, record: _Record, confirmed: int, message: Message) -> None:
         """Issue a save of whole blocks that this step confirms and no lookup has found."""
@@ -269,12 +302,23 @@ class SchedulerSide:
             self._extend(record, confirmed)
             wanted = np.arange(done, blocks, dtype=np.int64)
             wanted = wanted[~self._known(record, row, wanted)]
+            if self._modes.held_back:
+                wanted = self._unheld(record, row, wanted)
             part = self._part(record, row.name, wanted)
             part = part.only((part.pages != 0).all(axis=1))  # freed pages: the block is given up
             if len(part.blocks):
                 rows[row.name] = part
         if rows:
             self._open_save(record, self._op(record, rows, None), (), message)
+
+    def _unheld(
+        self, record: _Record, row: GroupSpec, blocks: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64]:
+        """Those of ``blocks`` that no save under way holds back: it may be dropped, and with it what another
+        one added to the same object."""
+        links = self._links(row, record.chain)[blocks]
+        free = [(row.name, link.tobytes()) not in self._in_saves for link in links]
+        return blocks[np.array(free, np.bool_)]
 
     def _known(
         self, record: _Record, row: GroupSpec, blocks: npt.NDArray[np.int64]
@@ -303,7 +347,17 @@ class SchedulerSide:
         self, record: _Record, op: Transfer, keys: tuple[SnapshotKey, ...], message: Message
     ) -> None:
         self.tracker.save_opened(record.request.request_id)
-        self._saves[op.op_id] = _Save(op, keys)
+        self._add_save(_Save(op, keys), message)
+
+    def _add_save(self, save: _Save, message: Message) -> None:
+        op = save.op
+        states = self.placement.table.snapshots if op.state is not None else ()
+        names = [name for name in op.rows if self.placement.table[name].window is None]
+        names += [row.name for row in states]
+        save.copies = any(self._copies[name] > op.attempt + 1 for name in names)
+        self._saves[op.op_id] = save
+        if self._modes.held_back:
+            self._in_saves.update(_blocks_of(op))
         message.saves.append(op)
 
     # -- news from the ranks ---------------------------------------------------------------------------
@@ -312,12 +366,27 @@ class SchedulerSide:
         for report in reports:
             for op_id, bad in report.loaded.items():
                 self._load_moved(op_id, bad)
+        self._release_held()
+        for report in reports:
             for op_id in report.copied:
                 self._copied(op_id)
             for op_id, bad in report.ended.items():
                 self._save_moved(op_id, bad)
         news, self._news = self._news, News()
         return news
+
+    def _release_held(self) -> None:
+        """Every rank has reported the step: what it saved is published, but for requests that computed on
+        a load that was bad on any of them."""
+        for op_id in self._held:
+            save = self._saves[op_id]
+            save.dropped = save.op.request_id in self._news.invalid
+            if (
+                save.dropped
+            ):  # before anything of the next step is saved, so that may be the same blocks
+                self._in_saves.difference_update(_blocks_of(save.op))
+            (self._message.discards if save.dropped else self._message.commits).append(op_id)
+        self._held = []
 
     def _load_moved(self, op_id: int, bad: Bad) -> None:
         load = self._loads[op_id]
@@ -327,18 +396,44 @@ class SchedulerSide:
             return
         del self._loads[op_id]
         request_id = load.op.request_id
-        self.tracker.load_finished(request_id)
+        if not self.layered:
+            self.tracker.load_finished(request_id)
         record = self._records.get(request_id)
+        tokens = load.tokens
         if load.bad:
+            tokens = self._still_valid(load)
             self.stats.failed_loads += 1
             self._remember_bad(load)
             if record is not None:
-                record.may_load, record.votes = False, None
-        self._news.loaded[request_id] = 0 if load.bad else load.tokens
-        if record is not None and not load.bad:
-            for row in self._rows:
-                if row.kind is not Kind.SNAPSHOT:
-                    record.saved[row.name] = load.tokens // row.block_tokens
+                self._load_failed(record, load)
+        if record is not None:
+            self._have(record, tokens)
+        self.stats.hit_tokens += tokens
+        self.stats.hit_requests += tokens > 0
+        if not self.layered:
+            self._news.loaded[request_id] = tokens
+        elif load.bad:
+            self._news.invalid[request_id] = tokens
+
+    def _still_valid(self, load: _Load) -> int:
+        """Tokens that the request can go on from. With states or windows none: what another boundary needs
+        was not loaded, so the request asks again, and is offered a boundary that is valid in all rows."""
+        if not self._goes_on:
+            return 0
+        ends = [load.tokens]
+        for name, index in load.bad.rows.items():
+            first = int(load.op.rows[name].blocks[index].min())
+            ends.append(first * self.placement.table[name].block_tokens)
+        step = self.coordinator.alignment
+        return min(ends) // step * step
+
+    def _load_failed(self, record: _Record, load: _Load) -> None:
+        record.attempts -= 1
+        record.hit = None
+        if record.votes is not None:
+            record.votes = self._without_bad(record.votes, record.chain)
+        if load.bad.state:  # gone, and to be made anew when the request passes there
+            record.keep.add(load.tokens)
 
     def _remember_bad(self, load: _Load) -> None:
         for name, index in load.bad.rows.items():
@@ -354,8 +449,11 @@ class SchedulerSide:
     def _copied(self, op_id: int) -> None:
         save = self._saves[op_id]
         save.copied += 1
-        if save.copied < self._workers:
-            return
+        if save.copied == self._workers and not save.copies:
+            self._source_free(save)
+
+    def _source_free(self, save: _Save) -> None:
+        """Nobody reads the memory of this save any more, nor will."""
         request_id = save.op.request_id
         self.tracker.save_closed(request_id)
         if save.op.own_slot and save.op.state is not None:
@@ -371,6 +469,22 @@ class SchedulerSide:
         if save.ended < self._workers:
             return
         del self._saves[op_id]
+        if not save.dropped:
+            self._in_saves.difference_update(_blocks_of(save.op) if self._modes.held_back else ())
+            self._stored(save)
+        again = self._for_next_writer(save)
+        if again is not None:
+            again.own_slot, save.op.own_slot = save.op.own_slot, False
+            self.tracker.save_opened(again.request_id)
+            self._add_save(
+                _Save(again, save.keys if again.state is not None else ()), self._message
+            )
+            self.stats.taken_over += 1
+        if save.copies:
+            self._source_free(save)
+
+    def _stored(self, save: _Save) -> None:
+        """A save has ended on every rank, well or not."""
         self.stats.failed_saves += bool(save.bad)
         for name, part in save.op.rows.items():
             stored = np.ones(len(part.blocks), np.bool_)
@@ -384,6 +498,23 @@ class SchedulerSide:
             for key in save.keys:
                 self._bad.pop((key.group, key.link), None)
                 self._remove(self.coordinator.stored(key))
+
+    def _for_next_writer(self, save: _Save) -> Transfer | None:
+        """What the elected writers failed and other ranks hold too, while the memory is still there."""
+        op, attempt = save.op, save.op.attempt + 1
+        if not save.copies or save.gone or save.dropped or not save.bad:
+            return None
+        rows = {}
+        for name, index in save.bad.rows.items():
+            if self._copies[name] > attempt and self.placement.table[name].window is None:
+                mine = np.zeros(len(op.rows[name].blocks), np.bool_)
+                mine[index] = True
+                rows[name] = op.rows[name].only(mine)
+        state = op.state if any(self._copies[n] > attempt for n in save.bad.state) else None
+        if not rows and state is None:
+            return None
+        self._next_op += 1
+        return Transfer(self._next_op, op.request_id, rows, state, attempt=attempt)
 
     def _remove(self, keys: Sequence[SnapshotKey]) -> None:
         """Snapshots that the budget gave up for better ones."""
@@ -417,3 +548,7 @@ class SchedulerSide:
 
     def close(self) -> None:
         self._records.clear()
+
+
+def _blocks_of(op: Transfer) -> list[tuple[str, bytes]]:
+    return [(name, link.tobytes()) for name, part in op.rows.items() for link in part.links]

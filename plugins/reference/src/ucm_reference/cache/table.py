@@ -6,15 +6,20 @@ import hashlib
 
 import numpy as np
 
+from ucm_core.adapter.retention import RetentionChoice
 from ucm_core.identity import ModelIdentity
-from ucm_core.spec import GroupSpec, Kind, RankRule, Retention, SpecTable, Unit
+from ucm_core.spec import GroupSpec, Kind, RankRule, SpecTable, Unit
 from ucm_reference.memory import cell
 from ucm_reference.model import STATEFUL, LayerRow, Model
 
 
-def spec_table(model: Model, block_tokens: int) -> SpecTable:
-    """``block_tokens``: the namespace's; a compressed row's block is a multiple of its entries too."""
-    rows = [_row(model, row, block_tokens) for row in model.rows]
+def spec_table(
+    model: Model, block_tokens: int, retention: RetentionChoice | None = None
+) -> SpecTable:
+    """``block_tokens``: the namespace's; a compressed row's block is a multiple of its entries too.
+    ``retention``: what the operator chose instead of the model's intervals."""
+    chosen = retention or RetentionChoice()
+    rows = [_row(model, row, block_tokens, chosen) for row in model.rows]
     return SpecTable(rows, grain=block_tokens, num_layers=len(model.layers))
 
 
@@ -38,7 +43,7 @@ def model_identity(model: Model) -> ModelIdentity:
     return ModelIdentity("id:reference/" + hashlib.sha256(text.encode()).hexdigest(), "int8")
 
 
-def _row(model: Model, row: LayerRow, block_tokens: int) -> GroupSpec:
+def _row(model: Model, row: LayerRow, block_tokens: int, retention: RetentionChoice) -> GroupSpec:
     layers = model.numbers(row.name)
     if row.kind == "cross":
         return GroupSpec(row.name, Kind.NONE, layers)
@@ -56,7 +61,7 @@ def _row(model: Model, row: LayerRow, block_tokens: int) -> GroupSpec:
             heads=row.heads,
             head_size=row.width,
             dtype="fp32",
-            retention=Retention(row.interval),
+            retention=retention.of_row(row.interval),
             unit=joined,
             role=row.kind,
             store=row.store,

@@ -59,8 +59,8 @@ class FullAttention(Layer):
             entries = pairs[micro.valid].reshape(
                 -1, self.ranks, self.memory.shape[-2], 2 * self.width
             )
-            write_entries(self.memory, pages, entries)
-        found = read_entries(self.memory, pages).astype(np.float32)
+            write_entries(self.place, self.memory, pages, entries)
+        found = read_entries(self.place, self.memory, pages).astype(np.float32)
         answer = attend(
             queries.transpose(0, 2, 3, 4, 1, 5),
             found[..., : self.width],
@@ -98,8 +98,8 @@ class LatentAttention(Layer):
         queries = queries.reshape(batch, count, self.ranks, -1, self.width)
         entry = self._turned(requantise(x @ self.wkv, PROJECT), cosines, sines)[micro.valid]
         copies = np.broadcast_to(entry[:, None, None], (len(entry), self.ranks, 1, self.width))
-        write_entries(self.memory, pages, copies)
-        found = read_entries(self.memory, pages)[:, :, 0].astype(np.float32)
+        write_entries(self.place, self.memory, pages, copies)
+        found = read_entries(self.place, self.memory, pages)[:, :, 0].astype(np.float32)
         bias = pages.bias if micro.selected is None else pages.bias + micro.selected
         answer = attend(
             queries.transpose(0, 2, 3, 1, 4), found, found[..., : self.row.width], bias, 9

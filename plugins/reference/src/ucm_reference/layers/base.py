@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +20,15 @@ PROJECT = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A layer's number and the tensor-parallel ranks of this process that compute it."""
+    """A layer's number and the tensor-parallel ranks of this process that compute it. ``join``: what every
+    context-parallel rank found in its own pages (zeros elsewhere) -> what all of them have."""
 
     model: Model
     index: int
     topology: Topology
     tp_ranks: range
     memory: Memory
+    join: Callable[[Array], Array] = lambda found: found
 
     @property
     def row(self) -> LayerRow:
@@ -75,15 +77,20 @@ def rows(weight: Array, heads: Sequence[int] | Array, width: int) -> Array:
     return np.ascontiguousarray(split[np.asarray(heads)].reshape(-1, weight.shape[-1]))
 
 
-def write_entries(memory: Array, pages: Pages, entries: Array) -> None:
-    """Put ``[T, R, heads, elements]`` of the valid tokens where the pages say."""
+def write_entries(place: Place, memory: Array, pages: Pages, entries: Array) -> None:
+    """Put ``[T, R, heads, elements]`` of the valid tokens where the pages say, on the ranks that own them."""
     owner, page, offset = pages.write
-    memory[owner, :, page, offset] = entries.astype(np.int8)
+    here, owner = place.memory.local(owner)
+    memory[owner[here], :, page[here], offset[here]] = entries[here].astype(np.int8)
 
 
-def read_entries(memory: Array, pages: Pages) -> Array:
+def read_entries(place: Place, memory: Array, pages: Pages) -> Array:
     """``int8[B, R, heads, S, elements]``: every page of the batch, each from the rank that owns it."""
-    found: Array = memory[pages.owner, :, pages.table]  # [B, pages, R, entries, heads, elements]
+    here, owner = place.memory.local(pages.owner)
+    found: Array = memory[owner, :, pages.table]  # [B, pages, R, entries, heads, elements]
+    if not here.all():
+        found[~np.broadcast_to(here, found.shape[:2])] = 0
+    found = place.join(found)
     batch, count, ranks, entries, heads, elements = found.shape
     found = found.transpose(0, 2, 4, 1, 3, 5)
     return found.reshape(batch, ranks, heads, count * entries, elements)

@@ -35,7 +35,7 @@ class CompressedAttention(Layer):
         base = micro.starts // size * size
         raw = self._raw(tokens, micro, base)
         self._close(raw, micro, pages, base)
-        found = read_entries(self.memory, pages)[:, :, 0]
+        found = read_entries(self.place, self.memory, pages)[:, :, 0]
         scale = np.ldexp(np.float32(1), found[..., -1:].astype(np.int32))
         entries = found[..., :-1] * scale  # sums of `size` tokens
         open_tokens = base[:, None] + np.arange(raw.shape[2])
@@ -59,7 +59,8 @@ class CompressedAttention(Layer):
         batch, count, width = tokens.shape
         raw = np.zeros((batch, self.ranks, size + count, width), np.float32)
         ring_at = (base[:, None] + np.arange(size)) % (2 * size)
-        older = self.ring[micro.owners, :, micro.scratch]  # [B, R, 2C, w]
+        _, owners = self.place.memory.local(micro.owners)  # all of them have the same
+        older = self.ring[owners, :, micro.scratch]  # [B, R, 2C, w]
         raw[:, :, :size] = np.take_along_axis(older, ring_at[:, None, :, None], axis=2)
         into = (micro.starts - base)[:, None] + np.arange(count)
         request, at = np.nonzero(micro.valid)
@@ -91,4 +92,6 @@ class CompressedAttention(Layer):
             [tables[b][p // micro.page_tokens] for b, p in zip(request, last, strict=True)]
         )
         owner = last // micro.topology.segment % micro.topology.cp
-        self.memory[owner, :, page, last % micro.page_tokens // size] = packed
+        here, owner = self.place.memory.local(owner)
+        at = last % micro.page_tokens // size
+        self.memory[owner[here], :, page[here], at[here]] = packed[here]

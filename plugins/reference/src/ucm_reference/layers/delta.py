@@ -27,7 +27,8 @@ class DeltaRule(Layer):
     def run(self, x: Array, micro: Micro) -> Array:
         batch, count, _ = x.shape
         width, heads = self.row.width, len(self.wb[0])
-        slots = self.memory[micro.owners, :, micro.states][:, :, 0]
+        _, owners = self.place.memory.local(micro.owners)  # all of them have the same
+        slots = self.memory[owners, :, micro.states][:, :, 0]
         state = slots.reshape(batch, heads, width, width).astype(np.float64)
         query, key, value = (
             requantise(x @ w, PROJECT).reshape(batch, count, heads, width).astype(np.float64)

@@ -29,9 +29,9 @@ class Indexer(Layer):
         pages = micro.pages(self.row.follows or "", None)
         keys = requantise(x @ self.wk, PROJECT)[micro.valid]
         shape = (len(keys), self.ranks, 1, self.row.width)
-        write_entries(self.memory, pages, np.broadcast_to(keys[:, None, None], shape))
+        write_entries(self.place, self.memory, pages, np.broadcast_to(keys[:, None, None], shape))
         # The ranks' copies are equal; scoring against their mean makes a wrong one show.
-        found = read_entries(self.memory, pages)[:, :, 0].mean(axis=1, dtype=np.float64)
+        found = read_entries(self.place, self.memory, pages)[:, :, 0].mean(axis=1, dtype=np.float64)
         queries = requantise(x @ self.wq, PROJECT).astype(np.float64)
         scores = queries @ found.swapaxes(-1, -2)  # [B, Q, S]
         seen = pages.bias[:, 0, 0]

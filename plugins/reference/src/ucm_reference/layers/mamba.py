@@ -31,7 +31,8 @@ class Mamba2(Layer):
     def run(self, x: Array, micro: Micro) -> Array:
         batch, count, _ = x.shape
         width, heads = self.row.width, len(self.wd[0])
-        slots = self.memory[micro.owners, :, micro.states][:, :, 0]  # [B, R, heads, elements]
+        _, owners = self.place.memory.local(micro.owners)  # all of them have the same
+        slots = self.memory[owners, :, micro.states][:, :, 0]  # [B, R, heads, elements]
         slots = slots.reshape(batch, heads, -1)
         inputs = requantise(x @ self.wx, PROJECT).reshape(batch, count, heads, width)
         past = slots[..., : 3 * width].reshape(batch, heads, 3, width).swapaxes(1, 2)
