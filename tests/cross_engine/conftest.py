@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-for _path in ("examples", "plugins/vllm/tests/support", "plugins/sglang/tests/support"):
+for _path in (
+    "examples",
+    "plugins/vllm/tests/support",
+    "plugins/sglang/tests/support",
+    "plugins/trtllm/tests/support",
+):
     if str(ROOT / _path) not in sys.path:
         sys.path.insert(0, str(ROOT / _path))
 
