@@ -32,12 +32,7 @@ const char* ReadWorker::path_of(std::uint32_t extent) {
 }
 
 void ReadWorker::admit(bool may_take) noexcept {
-  may_take_ = may_take;
-  refill();
-}
-
-void ReadWorker::refill() noexcept {
-  while (may_take_ && has_room()) {
+  while (may_take && has_room()) {
     posix::ReadItem item;
     const bool urgent_only = background_ * 2 >= depth() && background_ > 0;
     if (!queue_.pop(item, urgent_only)) return;
@@ -58,11 +53,6 @@ void ReadWorker::refill() noexcept {
     core_->counters.add(Counter::kReadsInFlight);
     start(slot);
   }
-}
-
-void ReadWorker::begin_read(posix::Step& step) noexcept {
-  ++on_medium_;
-  begin(step);
 }
 
 void ReadWorker::start(Slot& slot) noexcept {
@@ -116,7 +106,7 @@ void ReadWorker::start_own(Slot& slot, const posix::Step& prototype) noexcept {
   if (op.begin == 0) {
     slot.reads[0].iov_count = 2;
     slot.pending = 1;
-    return begin_read(slot.reads[0]);
+    return begin(slot.reads[0]);
   }
   slot.reads[0].iov_count = 1;
   slot.reads[1] = prototype;
@@ -124,8 +114,8 @@ void ReadWorker::start_own(Slot& slot, const posix::Step& prototype) noexcept {
   slot.reads[1].iov_count = 1;
   slot.reads[1].offset += format.shard_file_offset(op.begin);
   slot.pending = 2;  // before the first may end in place, and the slot with it
-  begin_read(slot.reads[0]);
-  begin_read(slot.reads[1]);
+  begin(slot.reads[0]);
+  begin(slot.reads[1]);
 }
 
 void ReadWorker::start_foreign(Slot& slot, const posix::Step& prototype) noexcept {
@@ -156,13 +146,12 @@ void ReadWorker::start_foreign(Slot& slot, const posix::Step& prototype) noexcep
   slot.reads[0] = prototype;
   slot.reads[0].iov_count = 2;
   slot.pending = 1;
-  begin_read(slot.reads[0]);
+  begin(slot.reads[0]);
 }
 
 void ReadWorker::advance(posix::Step* step) noexcept {
   Slot& slot = *static_cast<Slot*>(step->owner);
   beat(slot.item.op.id);
-  --on_medium_;
   const int r = step->result;
   if (r > 0) {
     std::size_t n = static_cast<std::size_t>(r);
@@ -170,13 +159,13 @@ void ReadWorker::advance(posix::Step* step) noexcept {
     posix::consume(step->iov, step->iov_count, n);
     step->offset += n;
     if (step->iov_count > 0) {
-      if (n > 0 || ++slot.tries < kMaxTries) return begin_read(*step);
+      if (n > 0 || ++slot.tries < kMaxTries) return begin(*step);
       slot.truncated = true;
     }
   } else if (r == 0) {
     slot.truncated = true;
   } else if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) {
-    return begin_read(*step);
+    return begin(*step);
   } else if (slot.failed == 0) {
     slot.failed = -r;
   }

@@ -49,13 +49,12 @@ class ReadWorker final : public posix::Worker {
   void advance(posix::Step* step) noexcept override;
   std::size_t open_operations() const noexcept override { return slots_.used(); }
   bool work_waits() const noexcept override { return queue_.size() > 0; }
-  bool has_room() const noexcept override { return slots_.any_free() && on_medium_ < depth(); }
+  bool has_room() const noexcept override {
+    return slots_.any_free() && steps_in_flight() < depth();
+  }
   std::chrono::milliseconds tick(Clock::time_point now) noexcept override;
   void leak() noexcept override;
 
-  /// Takes from the queue what the medium has room for.
-  void refill() noexcept;
-  void begin_read(posix::Step& step) noexcept;
   void start(Slot& slot) noexcept;
   void start_own(Slot& slot, const posix::Step& prototype) noexcept;
   void start_foreign(Slot& slot, const posix::Step& prototype) noexcept;
@@ -76,8 +75,6 @@ class ReadWorker final : public posix::Worker {
   posix::SlotPool<Slot> slots_;
   std::vector<std::string> paths_;  // by extent, made when first needed
   std::size_t background_ = 0;      // open operations that are not urgent
-  std::size_t on_medium_ = 0;
-  bool may_take_ = true;
 };
 
 }  // namespace ucm::slab

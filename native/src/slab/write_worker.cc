@@ -55,7 +55,7 @@ bool WriteWorker::has_room() const noexcept {
 }
 
 void WriteWorker::refill() noexcept {
-  while (!prepared_.empty() && on_medium_ < write_depth()) start_data(*prepared_.pop());
+  while (!prepared_.empty() && steps_in_flight() < write_depth()) start_data(*prepared_.pop());
 }
 
 void WriteWorker::not_ahead(Slot& slot) noexcept {
@@ -71,11 +71,6 @@ void WriteWorker::drop_prepared() noexcept {
     free_slot(slot);
     end(slot, {Status::kClosed, 0});
   }
-}
-
-void WriteWorker::begin_write_step(posix::Step& step) noexcept {
-  ++on_medium_;
-  begin(step);
 }
 
 void WriteWorker::admit(bool may_take) noexcept {
@@ -216,7 +211,7 @@ void WriteWorker::start_page(Batch& b, State state) noexcept {
   b.step.iov_count = 1;
   b.step.offset = parts_->index.own_shape().group_offset(b.owned.group % s.header().group_stride);
   b.step.owner = static_cast<StepOwner*>(&b);
-  begin_write_step(b.step);
+  begin(b.step);
 }
 
 void WriteWorker::start_data(Slot& slot) noexcept {
@@ -240,7 +235,7 @@ void WriteWorker::start_data(Slot& slot) noexcept {
   slot.step.iov_count = 2;
   slot.step.offset = parts_->index.own_shape().slot_offset(s.index_of(slot.slot));
   slot.step.owner = static_cast<StepOwner*>(&slot);
-  begin_write_step(slot.step);
+  begin(slot.step);
 }
 
 void WriteWorker::start_sync(Batch& b, State state) noexcept {
@@ -250,18 +245,17 @@ void WriteWorker::start_sync(Batch& b, State state) noexcept {
   b.step.path = b.path.c_str();
   b.step.fd = b.fd;
   b.step.owner = static_cast<StepOwner*>(&b);
-  begin_write_step(b.step);
+  begin(b.step);
 }
 
 void WriteWorker::advance(posix::Step* step) noexcept {
-  --on_medium_;
   auto* const owner = static_cast<StepOwner*>(step->owner);
   if (owner->is_batch) return batch_advanced(*static_cast<Batch*>(owner));
   Slot& slot = *static_cast<Slot*>(owner);
   beat(slot.item.op.id);
   const int r = step->result;
   if (r < 0) {
-    if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) return begin_write_step(*step);
+    if ((-r == EAGAIN || -r == EINTR) && ++slot.tries < kMaxTries) return begin(*step);
     --slot.batch->open;
     free_slot(slot);
     return fail(slot, "write", -r);
@@ -273,7 +267,7 @@ void WriteWorker::advance(posix::Step* step) noexcept {
   if (step->iov_count > 0) {
     // Short. The next attempt tells why; no progress for long is an error itself.
     if (n > 0) slot.tries = 0;
-    if (++slot.tries < kMaxTries) return begin_write_step(*step);
+    if (++slot.tries < kMaxTries) return begin(*step);
     --slot.batch->open;
     free_slot(slot);
     return fail(slot, "write", EIO);
@@ -295,7 +289,7 @@ void WriteWorker::batch_advanced(Batch& b) noexcept {
   const bool whole = page ? r == static_cast<int>(kPage) : r >= 0;
   if (!whole) {
     const bool transient = r >= 0 || -r == EAGAIN || -r == EINTR;
-    if (transient && ++b.tries < kMaxTries) return begin_write_step(b.step);
+    if (transient && ++b.tries < kMaxTries) return begin(b.step);
     return fail_batch(b, page ? "write slot heads" : "fdatasync", r < 0 ? -r : EIO);
   }
   switch (b.state) {

@@ -81,7 +81,6 @@ class WriteWorker final : public posix::Worker {
   /// The thread is given up: answers for what is not on the medium.
   void drop_prepared() noexcept;
   void not_ahead(Slot& slot) noexcept;
-  void begin_write_step(posix::Step& step) noexcept;
   void start_page(Batch& batch, State state) noexcept;
   void start_data(Slot& slot) noexcept;
   void start_sync(Batch& batch, State state) noexcept;
@@ -101,8 +100,7 @@ class WriteWorker final : public posix::Worker {
   posix::SlotPool<Slot> slots_;
   posix::SlotPool<Batch> batches_;
   posix::Ring<Slot*> prepared_;
-  std::size_t ahead_ = 0;  // taken from the queue and not put on the medium
-  std::size_t on_medium_ = 0;
+  std::size_t ahead_ = 0;   // taken from the queue and not put on the medium
   Slot* parked_ = nullptr;  // all slots of the root are being written or read: tried again
 };
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from posix_store import NAMESPACE, PosixStore, geometry, specs
+from posix_store import NAMESPACE, PosixStore, geometry, ids_of, specs
 from pydantic import ValidationError
 
 from ucm_backend_posix.config import PosixConfig
@@ -144,6 +144,14 @@ def test_pipelines_over_slab(tmp_path: Path, cache: dict[str, object] | None) ->
         assert store.present(range(21)) == [True] * 20 + [False]
         assert store.load(range(21)) == [Status.OK] * 20 + [Status.MISS]
         assert store.stat("slab_slots") >= 20
+
+
+def test_heat_reaches_the_slots_below_a_cache(tmp_path: Path) -> None:
+    cache = {"cache_buffer_capacity_gb": "8 MiB"}
+    with PosixStore([tmp_path], options=dict(_SLAB), cache=cache) as store:
+        assert store.dump(range(4)) == [Status.OK] * 4
+        store.store.touch(ids_of(range(4)))
+        assert store.stat("touches_total") == 4
 
 
 def test_the_layout_needs_a_capacity() -> None:
