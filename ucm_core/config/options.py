@@ -91,7 +91,8 @@ class CoreOptions(Options):
         min_length=1,
         description="Which of the recurrent states that an engine offers are kept: the name of a "
         "registered rule. default: at the end of a prompt, where prompts are seen to share a prefix, "
-        "and at retention_interval.",
+        "and at retention_interval. The three retention options work in vLLM; in other engines all that "
+        "the engine hands over is stored.",
     )
     retention_interval: int | None = Field(
         None,
