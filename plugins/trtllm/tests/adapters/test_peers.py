@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -138,3 +142,17 @@ def test_the_stub_catches_a_connector_that_is_wrong(
     stored[tuple(SHARED[:64])][0, 0, 5] += 1
     with pytest.raises(AssertionError, match=r"wrong bytes at tokens 56\.\.64"):
         run_lmcache(peer, monkeypatch, stored, StubRequest(2, SHARED + prompt(3, 30)))
+
+
+def test_kvbm_constructs(peer: Load) -> None:
+    """Its leader is built by the stub's arguments. It answers only when workers with GPU memory have
+    registered, which this machine has none of."""
+    peer(CLASSES[2][0])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = Path(stub_interface.__file__).with_name("kvbm_process.py")
+    command = [sys.executable, str(script), str(port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (line,) = [text for text in done.stdout.splitlines() if text.startswith("MADE ")]
+    made = json.loads(line.removeprefix("MADE "))
+    assert made["DynamoKVBMConnectorLeader"] == "DynamoKVBMConnectorLeader", done.stderr[-2000:]

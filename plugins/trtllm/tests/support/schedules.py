@@ -29,7 +29,7 @@ SHAPES = (
     Shape(scales=2, page_tokens=16, pages=48),
 )
 #: Longest a query may wait, and what a loaded machine may add to it.
-WAIT_MS = 40
+WAIT_MS = 20
 SLACK_S = 1.5
 
 
@@ -158,7 +158,7 @@ def _drive(
             engine.preempt(victim, reset=stream.random() < 0.5)
         if not hung_until and stream.random() < 0.004:
             storage.hang()
-            hung_until = time.monotonic() + 0.1
+            hung_until = time.monotonic() + 0.05
             tally.seen["hangs"] += 1
         if hung_until and time.monotonic() > hung_until:
             storage.recover()

@@ -10,7 +10,10 @@ from stub_memory import RankMemory
 
 @dataclass
 class Blocks:
-    """Pages of one layer group, the same numbers on every rank. ``tree``: content -> page, of full blocks."""
+    """Pages of one layer group, the same numbers on every rank. ``tree``: content -> page, of full blocks.
+    ``untouched``: pages that were taken back without asking; what lies there stays until somebody computes
+    or loads: the engine tells of it with its next message, before either.
+    """
 
     group: int
     count: int
@@ -19,6 +22,7 @@ class Blocks:
     tree: OrderedDict[tuple[int, int], int] = field(default_factory=OrderedDict)
     key_of: dict[int, tuple[int, int]] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
+    untouched: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.free = list(range(self.count))
@@ -36,6 +40,9 @@ class Blocks:
             page = self.tree.pop(key)
             del self.key_of[page]
         self.owners[page] = 1
+        if page in self.untouched:
+            self.untouched.discard(page)
+            return page
         for memory in self.memories:
             memory.poison(self.group, page)
         return page
@@ -54,12 +61,15 @@ class Blocks:
             self.tree[key] = page
             self.key_of[page] = key
 
-    def drop(self, page: int) -> None:
+    def drop(self, page: int, *, told: bool = True) -> None:
+        """``told``: the connector has agreed, or nothing may move there any more."""
         self.owners[page] -= 1
         if self.owners[page]:
             return
         if page not in self.key_of:
-            for memory in self.memories:
+            if not told:
+                self.untouched.add(page)
+            for memory in self.memories if told else ():
                 memory.poison(self.group, page)
             self.free.append(page)
 

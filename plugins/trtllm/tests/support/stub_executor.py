@@ -123,7 +123,7 @@ class StubExecutor:
         self.active.remove(request)
         if reset:
             self.manager.scheduler.request_reset(request)
-            self._free(request)
+            self._free(request, told=False)
         elif self.manager.finished(request):
             self.held[request.request_id] = "replay"
             request.state = "saving"
@@ -293,7 +293,7 @@ class StubExecutor:
             request, len(request.tokens) + len(request.drafts), begin=len(request.tokens)
         )
 
-    def _free(self, request: StubRequest) -> None:
+    def _free(self, request: StubRequest, *, told: bool = True) -> None:
         if self.local_reuse and request.pages:
             states = self._states(request, request.tokens)
             size = self.shape.page_tokens
@@ -304,7 +304,7 @@ class StubExecutor:
         for blocks, pages in zip(self.blocks, request.pages, strict=False):
             for page in pages:
                 if page >= 0:
-                    blocks.drop(page)
+                    blocks.drop(page, told=told)
         request.pages = []
 
     # -- compute -----------------------------------------------------------------------------------------

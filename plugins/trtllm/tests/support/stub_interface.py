@@ -272,6 +272,8 @@ def modules(new: bool) -> dict[str, ModuleType]:
         outer, _, inner = name.rpartition(".")
         if outer:
             setattr(found[outer], inner, module)
+    # The package hands on the object under the name of the module that it is in.
+    found["tensorrt_llm"].logger = _Logger()  # type: ignore[attr-defined]
     return found
 
 
