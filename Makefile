@@ -142,8 +142,8 @@ test-cross: engine-vllm engine-sglang ## What one engine saved another serves
 	$(BIN)/pytest -m "not long" tests/cross_engine $(PYTEST_ARGS)
 
 .PHONY: long
-long: engine-vllm ## The full form of everything long, and clang-tidy
-	$(BIN)/pytest -m long --ignore=tests/cross_engine tests plugins/backends/posix/tests plugins/reference/tests plugins/trtllm/tests/unit $(PYTEST_ARGS)
+long: engine-vllm engine-sglang ## The full form of everything long, and clang-tidy
+	$(BIN)/pytest -m long tests plugins/backends/posix/tests plugins/reference/tests plugins/trtllm/tests/unit $(PYTEST_ARGS)
 	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
 
 .PHONY: tidy
