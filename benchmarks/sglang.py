@@ -272,8 +272,8 @@ def run(report: Report, limits: Limits, scratch: Path, pages: int, rounds: int) 
     )
     columns = ("call", "backend", "GB/s", "CPU s/GB", "us a key")
     report.table(Table("SGLang: pages to and from storage", columns, rows, note))
-    for one in (ucm, cached):
-        one.backend.close()
+    for contestant in (ucm, cached):
+        contestant.backend.close()
 
 
 def _rows(what: str, series: dict[str, Series]) -> list[list[str]]:
