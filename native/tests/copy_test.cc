@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -99,7 +100,7 @@ TEST(CopyBytes, LargeAndSmall) {
     const auto src = noise(n, 3);
     std::vector<std::byte> dst(n + 1, kGuard);
     copy_bytes(dst.data(), src.data(), n);
-    ASSERT_EQ(std::memcmp(dst.data(), src.data(), n), 0);
+    ASSERT_TRUE(std::equal(src.begin(), src.end(), dst.begin()));
     ASSERT_EQ(dst[n], kGuard);
   }
 }

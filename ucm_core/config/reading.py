@@ -73,23 +73,31 @@ def _read_file(named: Any, where: str) -> RawConfig:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path} (from {where}): {error}") from error
-    loader = yaml.SafeLoader(text)
+    lines: dict[KeyPath, int] = {}
+    problems: list[str] = []
     try:
-        node = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        problems: list[str] = []
-        if node is not None:
-            _index(node, (), lines, problems, str(path))
-        values = {} if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
+        values = _parse(text, lines, problems, str(path))
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # A date that does not exist is a ValueError, an alias of what it stands in recurses.
         raise ConfigError(f"{path} is not YAML: {error}") from error
-    finally:
-        loader.dispose()
     if not isinstance(values, dict):
         problems.append(f"{path}: expected keys and values at the top, got {type(values).__name__}")
     if problems:
         raise ConfigError(join_problems(str(path), problems), tuple(problems))
     return RawConfig(values, str(path), is_file=True, lines=lines)
+
+
+def _parse(text: str, lines: dict[KeyPath, int], problems: list[str], origin: str) -> Any:
+    """The one document of ``text``; an empty one is ``{}``. Raises what YAML's reader raises."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        _index(node, (), lines, problems, origin)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _index(

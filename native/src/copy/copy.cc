@@ -62,6 +62,7 @@ RunShape merged(const RunShape& run) noexcept {
 }  // namespace
 
 void copy_bytes(void* dst, const void* src, std::size_t n) noexcept {
+  if (n == 0) return;  // null is fine then, but not for memcpy
   Mover{n, n}(static_cast<std::byte*>(dst), static_cast<const std::byte*>(src), n);
 }
 
