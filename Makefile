@@ -63,6 +63,16 @@ build/dev/build.ninja: $(STAMPS)/venv CMakeLists.txt native/CMakeLists.txt
 native: system build/dev/build.ninja ## Compile the native store in-tree (quick when nothing changed)
 	@PATH=$(BIN):$$PATH ninja -C build/dev -j $(JOBS) --quiet
 
+# Tests only, each in a folder of its own: nothing of a sanitizer build can be shared with another.
+build/%/build.ninja: CMakeLists.txt native/CMakeLists.txt CMakePresets.json
+	@mkdir -p build
+	PATH=$(BIN):$$PATH cmake --preset $* >build/cmake-$*.log || { cat build/cmake-$*.log; exit 1; }
+	@touch $@
+
+.PHONY: native-asan native-tsan native-chaos
+native-asan native-tsan native-chaos: native-%: native build/%/build.ninja
+	@PATH=$(BIN):$$PATH ninja -C build/$* -j $(JOBS) --quiet
+
 .PHONY: dev
 dev: native $(STAMPS)/linked ## Everything for `.venv`: tools, native store, this tree's packages
 
@@ -97,7 +107,7 @@ engine-trtllm: engine-vllm $(STAMPS)/engine-trtllm ## The vLLM environment plus 
 
 .PHONY: test
 test: engine-vllm engine-sglang ## Everything CI runs: lint, native, Python, packaging, real engines
-	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-python test-packaging test-engine test-sglang test-trtllm test-cross
+	@MAKE="$(MAKE)" dev/run_steps.sh lint test-native test-fuzz chaos test-python test-packaging test-engine test-sglang test-trtllm test-cross
 
 .PHONY: lint
 lint: dev ## ruff, mypy, import-linter, clang-format
@@ -114,8 +124,33 @@ format: dev ## Rewrite sources to the house format
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 .PHONY: test-native
-test-native: native ## googletest
+test-native: native native-asan native-tsan ## googletest: as it is, with ASan and UBSan, with TSan
 	build/dev/native/ucm_tests --gtest_brief=1
+	dev/sanitized_tests.sh
+
+# --- chaos and fuzz ----------------------------------------------------------------------------
+
+SEED ?= 1
+KILLS ?= 2000
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS := object_file layout
+
+.PHONY: chaos
+chaos: native-chaos ## Kill processes that share a store: SEED=, KILLS= (20,000 in `make long`)
+	build/chaos/native/ucm_chaos --canaries --seed $(SEED)
+	build/chaos/native/ucm_chaos --seed $(SEED) --kills $(KILLS)
+
+.PHONY: fuzz
+fuzz: native-asan ## What parses foreign bytes, on bytes of any kind: FUZZ_SECONDS=
+	@for target in $(FUZZ_TARGETS); do \
+	  mkdir -p build/fuzz/$$target; \
+	  build/asan/native/ucm_fuzz_$$target -max_total_time=$(FUZZ_SECONDS) \
+	    build/fuzz/$$target native/fuzz/corpus/$$target; \
+	done
+
+.PHONY: test-fuzz
+test-fuzz:
+	@$(MAKE) fuzz FUZZ_SECONDS=3
 
 .PHONY: test-python
 test-python: dev ## Core, backends, reference engine and docs, without a foreign engine
@@ -142,7 +177,11 @@ test-cross: engine-vllm engine-sglang ## What one engine saved another serves
 	$(BIN)/pytest -m "not long" tests/cross_engine $(PYTEST_ARGS)
 
 .PHONY: long
-long: engine-vllm engine-sglang ## The full form of everything long, and clang-tidy
+long: engine-vllm engine-sglang native-asan native-tsan ## The full form of everything long, and clang-tidy
+	@$(MAKE) chaos KILLS=20000
+	@$(MAKE) fuzz FUZZ_SECONDS=120
+	UCM_STRESS_S=60 build/dev/native/ucm_tests --gtest_brief=1 --gtest_filter=*StoreStress*
+	UCM_STRESS_S=60 GTEST_FILTER=*StoreStress* dev/sanitized_tests.sh
 	$(BIN)/pytest -m long tests plugins/backends/posix/tests plugins/reference/tests plugins/trtllm/tests/unit $(PYTEST_ARGS)
 	$(ENGINE_VENV)/bin/python -P -m pytest -m long plugins/vllm/tests $(PYTEST_ARGS)
 

@@ -1,5 +1,6 @@
 // The cache tier between processes: sharing, death at bad moments, reclaim, set-up checks.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -8,6 +9,7 @@
 #include <filesystem>
 #include <random>
 
+#include "cache/layout.h"
 #include "cache_fixture.h"
 
 namespace ucm::testing {
@@ -295,6 +297,77 @@ TEST_F(CacheProcessTest, AnotherLayoutVersionIsRefusedWhileAlive) {
   }
   child.kill();
   EXPECT_TRUE(put(*make(g, o), id_of(1)));  // dead: reclaimed whatever its version
+}
+
+// A damaged header of a segment in use is refused in words, whatever bit it is: nothing is mapped or
+// written by its numbers. Bits that mean nothing to a reader do no harm.
+TEST_F(CacheProcessTest, AnyBitOfTheHeaderMayFlip) {
+  const auto g = geometry_of(1, 4096);
+  const auto o = options(g, 64);
+  const auto child = holder(g, o, [](HostTier& t) { put(t, id_of(1)); });
+  const std::string path = directory + "/" + files().at(0);
+  // In a process of its own, so that a crash is seen as one.
+  const pid_t visitor = spawn([&] {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    int refused = 0;
+    const auto flip = [fd](off_t at, int bit) {
+      unsigned char c = 0;
+      if (::pread(fd, &c, 1, at) != 1) ::_exit(3);
+      c = static_cast<unsigned char>(c ^ (1U << bit));
+      if (::pwrite(fd, &c, 1, at) != 1) ::_exit(3);
+    };
+    for (off_t at = 0; at < static_cast<off_t>(offsetof(cache::Header, extent_lock)); ++at) {
+      for (int bit = 0; bit < 8; ++bit) {
+        flip(at, bit);
+        try {
+          (void)open_cache(g, o);
+        } catch (const CacheError& e) {
+          if (e.kind() != CacheErrorKind::kMismatch) return 4;
+          ++refused;
+        }
+        flip(at, bit);
+      }
+    }
+    return refused < 8 * 100 ? 5 : 0;
+  });
+  EXPECT_EQ(wait_exit(visitor), 0);
+  auto tier = make(g, o);
+  EXPECT_TRUE(present(*tier, id_of(1)));
+  child.kill();
+}
+
+// A process dies while an extent changes hands and leaves it twice in a list. Whoever takes it from there
+// must not leave it in two classes: they would write into each other's objects.
+TEST_F(CacheProcessTest, AnExtentListedTwiceIsNotSharedByTwoClasses) {
+  const auto g = geometry_of(1, 4096), other = geometry_of(2, 4096);
+  const auto o = options(g, 64);
+  auto tier = make(g, o);
+  for (int k = 0; k < 64; ++k) ASSERT_TRUE(put(*tier, id_of(k)));
+  const std::string path = directory + "/" + files().at(0);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const std::size_t bytes = sizeof(cache::Header) + 4 * 64 * (1 + cache::kMaxClasses);
+  void* const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ASSERT_NE(p, MAP_FAILED);
+  auto& h = *static_cast<cache::Header*>(p);
+  auto* const owner = reinterpret_cast<cache::Shared<std::uint32_t>*>(&h + 1);
+  auto* const list = owner + h.extents;
+  const std::uint32_t n = h.geometry[0].extents;
+  ASSERT_GE(n, 4u);
+  list[0].store(list[n - 1]);  // moved into the gap, the list not yet shorter
+  auto second = make(other, o);
+  for (int k = 100; k < 200; ++k) (void)put(*second, id_of(k));
+  std::vector<int> seen(h.extents);
+  for (std::uint32_t c = 0; c < 2; ++c) {
+    for (std::uint32_t i = 0; i < h.geometry[c].extents; ++i) {
+      const std::uint32_t e = list[c * h.extents + i];
+      EXPECT_EQ(owner[e].load(), c + 1)
+          << "extent " << e << " is listed in a class that has it not";
+      EXPECT_EQ(seen.at(e)++, 0) << "extent " << e << " is listed twice";
+    }
+  }
+  ::munmap(p, bytes);
+  ::close(
+      fd);  // and with it this process's locks: nothing is asked of the tiers any more but to go
 }
 
 TEST_F(CacheProcessTest, AnotherCapacityIsRefusedUnlessItWasOnlyADefault) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <iterator>
 #include <latch>
 #include <thread>
 
@@ -20,6 +21,22 @@ PosixOptions with(const TempDir& dir, Faults::Fn fn, const char* engine = "auto"
   o.engine = engine;
   o.faults = std::make_shared<Faults>(std::move(fn));
   return o;
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(fs::directory_iterator("/proc/self/fd"), fs::directory_iterator());
+}
+
+// A close that fails has closed all the same, and a planned failure must not do less.
+TEST(PosixFaultPlan, AFailedCloseLeaksNoDescriptor) {
+  const TempDir dir;
+  Harness h(with(dir, [](IoStep step, const std::string&, std::size_t&) {
+    return step == IoStep::kClose ? -ENOSPC : 0;
+  }));
+  EXPECT_EQ(h.write(id_of(0)).error, ENOSPC);
+  const auto before = open_descriptors();
+  for (int i = 1; i < 20; ++i) EXPECT_EQ(h.write(id_of(i)).error, ENOSPC);
+  EXPECT_EQ(open_descriptors(), before);
 }
 
 /// Starts reads of `ids` into fresh regions.

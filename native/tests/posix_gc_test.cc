@@ -219,15 +219,20 @@ TEST(PosixGc, Orphans) {
   const auto old_one = path_of(dir, 0).parent_path() / ".tmp-aaaaaaaa-4-00000000-17";
   const auto fresh = path_of(dir, 1).parent_path() / ".tmp-aaaaaaaa-4-00000000-18";
   const auto in_root = dir.path() / ".tmp-aaaaaaaa-4-00000000-gc";
-  for (const auto& p : {old_one, fresh, in_root}) std::ofstream(p) << std::string(5000, 't');
+  const auto from_tomorrow = path_of(dir, 2).parent_path() / ".tmp-aaaaaaaa-4-00000000-19";
+  for (const auto& p : {old_one, fresh, in_root, from_tomorrow}) {
+    std::ofstream(p) << std::string(5000, 't');
+  }
   set_age(old_one, std::chrono::seconds(3600));
   set_age(in_root, std::chrono::seconds(3600));
+  set_age(from_tomorrow, std::chrono::seconds(-86'400));  // the clock was set back since
   Harness h(options_for({dir.str()}));
   ASSERT_TRUE(h.stage->collect_now(milliseconds(20'000)));
   EXPECT_FALSE(fs::exists(old_one));
   EXPECT_FALSE(fs::exists(in_root));
+  EXPECT_FALSE(fs::exists(from_tomorrow));
   EXPECT_TRUE(fs::exists(fresh));
-  EXPECT_EQ(h.stat("orphans_removed_total"), 2u);
+  EXPECT_EQ(h.stat("orphans_removed_total"), 3u);
   EXPECT_EQ(h.stat("gc_temporaries"), 1u);
   EXPECT_EQ(h.stat("gc_used_bytes"), 3 * kFile + 5000);
   EXPECT_EQ(left(dir, 3), 3);
@@ -339,15 +344,24 @@ TEST(PosixLease, ASilentCollectorOfAnotherHostIsReplacedAfterItsTime) {
   const TempDir dir;
   auto o = options_for({dir.str()});
   { Harness first(o); }
-  std::ofstream(dir.path() / ".ucm-gc") << "ucm-gc 1\nowner beefbeef-1-00000000\nboot "
-                                           "beefbeef-0000-0000-0000-000000000000\npid_space 1\n"
-                                           "pid 1\nstart_ticks 1\nttl_ms 60000\nsettings "
-                                        << posix::settings_text(o.gc) << "\n";
+  const auto theirs = [&] {
+    std::ofstream(dir.path() / ".ucm-gc") << "ucm-gc 1\nowner beefbeef-1-00000000\nboot "
+                                             "beefbeef-0000-0000-0000-000000000000\npid_space 1\n"
+                                             "pid 1\nstart_ticks 1\nttl_ms 60000\nsettings "
+                                          << posix::settings_text(o.gc) << "\n";
+  };
+  theirs();
   {
     Harness h(o);
     EXPECT_FALSE(h.stage->collect_now(milliseconds(20'000))) << "its heartbeat is fresh";
     set_age(dir.path() / ".ucm-gc", std::chrono::seconds(120));
     EXPECT_TRUE(h.stage->collect_now(milliseconds(20'000)));
+  }
+  theirs();
+  set_age(dir.path() / ".ucm-gc", std::chrono::seconds(-86'400));
+  {
+    Harness h(o);
+    EXPECT_TRUE(h.stage->collect_now(milliseconds(20'000))) << "the clock was set back since";
   }
   std::ofstream(dir.path() / ".ucm-gc") << "garbage";
   Harness h(o);

@@ -115,9 +115,14 @@ TEST(PosixProcesses, KilledWhileDumping) {
   // A temporary of a killed writer is no hit and goes once it is old; the fresh one stays.
   const auto temps = count_temps(dir.path());
   auto aged = o;
-  aged.gc.orphan_age = milliseconds(1'000);
-  std::this_thread::sleep_for(milliseconds(1'200));
-  fs::last_write_time(live_temp, fs::file_time_type::clock::now() + std::chrono::seconds(30));
+  aged.gc.orphan_age = milliseconds(60'000);
+  const auto now = fs::file_time_type::clock::now();
+  for (const auto& entry : fs::recursive_directory_iterator(dir.path())) {
+    if (entry.path().filename().string().starts_with(".tmp-")) {
+      fs::last_write_time(entry.path(), now - std::chrono::seconds(120));
+    }
+  }
+  fs::last_write_time(live_temp, now);
   Harness h(large_geometry(), aged);
   ASSERT_TRUE(h.stage->collect_now(milliseconds(20'000)));
   EXPECT_TRUE(eventually([&] { return count_temps(dir.path()) == 1; })) << temps;

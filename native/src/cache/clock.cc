@@ -4,6 +4,7 @@
 
 #include "cache/futex.h"
 #include "cache/table.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 
@@ -91,7 +92,8 @@ bool Table::try_take(const ClassView& view, std::uint32_t slot) noexcept {
   }
   const auto evictable = [&m] {
     const Phase p = phase_of(m);
-    if ((p != Phase::kObject && p != Phase::kGarbage) || m.pins.load() != 0) return false;
+    if (p != Phase::kObject && p != Phase::kGarbage) return false;
+    if (m.pins.load() != 0 && !UCM_CHAOS_BUG(kFreeReferenced)) return false;
     const std::uint32_t closed = m.quarantine.load(std::memory_order_relaxed);
     return closed == 0 || monotonic_seconds() >= closed;
   };
@@ -105,6 +107,7 @@ bool Table::try_take(const ClassView& view, std::uint32_t slot) noexcept {
   }
   m.owner.store(segment_.self(), std::memory_order_relaxed);
   set_phase(m, Phase::kTaken);
+  UCM_CHAOS_POINT(kSlotTaken);
   (void)unlink_slot(segment_, bucket, slot);
   return true;
 }
@@ -144,6 +147,7 @@ void Table::adopt(std::uint32_t extent) noexcept {
   const std::uint32_t n = g.extents.load(std::memory_order_relaxed);
   segment_.class_extent(view_.index, n).store(extent, std::memory_order_relaxed);
   segment_.extent_owner(extent).store(view_.index + 1, std::memory_order_release);
+  UCM_CHAOS_POINT(kExtentAdopted);
   g.extents.store(n + 1, std::memory_order_release);
   segment_.header().extents_free.fetch_sub(1);
 }
@@ -164,6 +168,9 @@ bool Table::extend() noexcept {
 bool Table::steal() noexcept {
   OwnerLock lock(segment_, segment_.header().extent_lock);
   if (!lock) return false;
+  // Whoever died in here may have left an extent twice in a list, and its lock can be had before the
+  // recovery has come by: taken from one place only, it would belong to two classes.
+  rebuild_extent_lists(segment_);
   const std::uint32_t own = view_.geometry->extents.load();
   std::uint32_t donor = kNone, most = own == 0 ? 0 : own + 1;
   for (std::uint32_t c = 0; c < kMaxClasses; ++c) {
@@ -193,8 +200,10 @@ bool Table::steal() noexcept {
       }
       // The last extent of the list moves into the gap, then the list ends earlier.
       segment_.class_extent(donor, i).store(segment_.class_extent(donor, n - 1).load());
+      UCM_CHAOS_POINT(kExtentDoubled);
       g.extents.store(n - 1, std::memory_order_release);
       segment_.extent_owner(e).store(0, std::memory_order_release);
+      UCM_CHAOS_POINT(kExtentOwnerless);
       segment_.header().extents_free.fetch_add(1);
       extent = e;
     }

@@ -1,6 +1,7 @@
 // Chains of the index. Every change is one store, so a chain is whole at every instruction; what a
 // slot's place in it means is told by its phase.
 #include "cache/table.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 
@@ -37,6 +38,7 @@ void Table::link(Bucket& bucket, std::uint32_t slot, Phase phase) noexcept {
   SlotMeta& m = segment_.meta(slot);
   m.next.store(bucket.head.load(std::memory_order_relaxed), std::memory_order_relaxed);
   bucket.head.store(slot, std::memory_order_release);
+  UCM_CHAOS_POINT(kSlotLinked);
   set_phase(m, phase);
 }
 
@@ -69,6 +71,7 @@ void Table::prepare(std::uint32_t slot, const BlockId& id, Watch& watch) noexcep
   }
   view_.access(slot).store(1, std::memory_order_relaxed);  // survives until the hand comes twice
   watch.pin(slot);
+  UCM_CHAOS_POINT(kSlotPrepared);
 }
 
 }  // namespace ucm::cache

@@ -1,6 +1,7 @@
 // Locks that know their owner: a process that dies with one does not keep the others out.
 #include "cache/owner_word.h"
 #include "cache/segment.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 
@@ -9,9 +10,11 @@ bool Segment::try_lock(Shared<std::uint32_t>& word) noexcept {
 }
 
 bool Segment::lock(Shared<std::uint32_t>& word) noexcept {
-  return owner_word::lock(word, self_, [this](std::uint32_t owner) noexcept {
+  const bool held = owner_word::lock(word, self_, [this](std::uint32_t owner) noexcept {
     if (!alive(owner)) break_locks(owner);
   });
+  if (held) UCM_CHAOS_POINT(kLockHeld);
+  return held;
 }
 
 void Segment::unlock(Shared<std::uint32_t>& word) noexcept { owner_word::unlock(word); }

@@ -10,6 +10,7 @@
 
 #include "cache/futex.h"
 #include "cache/table.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 namespace {
@@ -74,7 +75,8 @@ class Recovery {
       }
     }
     row.waiters.fetch_and(~bit_);
-    m.pins.fetch_and(~bit_);
+    UCM_CHAOS_POINT(kRecovery);
+    if (!UCM_CHAOS_BUG(kPinsLeak)) m.pins.fetch_and(~bit_);
     return true;
   }
 

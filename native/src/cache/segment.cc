@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -18,6 +19,7 @@
 #include "cache/process.h"
 #include "cache/registry.h"
 #include "cache/watch.h"
+#include "chaos/hooks.h"
 #include "memory/huge.h"
 #include "memory/populate.h"
 
@@ -58,6 +60,25 @@ void wait_for_attach_lock(const FileLocks& locks, const std::string& path) {
     }
     std::this_thread::sleep_for(kAttachPoll);
   }
+}
+
+/// A header that contradicts itself or its file was damaged: nothing may be mapped by its numbers.
+bool sound(const Header& h, int fd) noexcept {
+  struct stat s {};
+  if (::fstat(fd, &s) != 0 || static_cast<std::uint64_t>(s.st_size) != h.segment_bytes)
+    return false;
+  const std::uint64_t tables = std::uint64_t{h.extents} * sizeof(std::uint32_t) * (1 + kMaxClasses);
+  const std::uint64_t buckets_at = align_up(sizeof(Header) + tables, kPage);
+  return h.state.load() == static_cast<std::uint32_t>(SegmentState::kLive) &&
+         h.max_processes == kMaxProcesses && h.max_classes == kMaxClasses && h.extents != 0 &&
+         std::has_single_bit(h.buckets) &&
+         h.controls_offset == align_up(buckets_at + h.buckets * sizeof(Bucket), kPage) &&
+         h.control_bytes != 0 && h.control_bytes % kPage == 0 &&
+         h.slot_stride == h.control_bytes / control_per_slot(1) + 1 &&
+         h.data_offset == align_up(h.controls_offset + std::uint64_t{h.extents} * h.control_bytes,
+                                   std::uint64_t{2} << 20) &&
+         h.data_offset < h.segment_bytes && (h.segment_bytes - h.data_offset) % h.extents == 0 &&
+         (h.segment_bytes - h.data_offset) / h.extents == h.extent_bytes;
 }
 
 /// Still the file of that name, not one that was unlinked while we waited?
@@ -140,6 +161,10 @@ std::shared_ptr<Segment> Segment::attach(const CacheOptions& options, const Geom
                            std::to_string(head.layout_version) + ", this build has " +
                            std::to_string(kLayoutVersion) +
                            "; stop the processes that use it, or run the same release");
+    } else if (!sound(head, fd)) {
+      throw CacheError(CacheErrorKind::kMismatch,
+                       "cache: the header of " + path +
+                           " is damaged although processes use it; stop them all and start again");
     } else {
       segment->map_control(head.data_offset);
       if (!segment->other_workers()) {
@@ -203,6 +228,7 @@ void Segment::create(const CacheOptions& options, const Geometry& geometry) {
   Header& h = *header_;
   std::memcpy(h.magic, kMagic, sizeof kMagic);
   h.layout_version = kLayoutVersion;
+  UCM_CHAOS_POINT(kSegmentCreate);
   h.segment_bytes = plan.segment_bytes;
   h.data_offset = plan.data_offset;
   h.extent_bytes = plan.extent_bytes;
@@ -296,6 +322,7 @@ void Segment::take_record(const CacheOptions& options) {
     ProcessRecord& r = record(p);
     // A used record whose process died is cleaned up by a tier before anybody may have it.
     if (r.used.load(std::memory_order_acquire) != 0 || !locks_.try_lock(p)) continue;
+    UCM_CHAOS_POINT(kSegmentAttach);
     r.worker.store(0);
     r.version.store(0);
     r.pid = static_cast<std::uint32_t>(pid_);
@@ -344,6 +371,7 @@ std::uint32_t Segment::join_class(const Geometry& geometry) {
                                                       path_ + "; raise cache_buffer_capacity_gb");
     }
     g.shard_count = geometry.shard_count;
+    UCM_CHAOS_POINT(kClassJoin);
     g.shard_bytes = geometry.shard_bytes;
     g.slot_bytes = slot;
     g.slots_per_extent = static_cast<std::uint32_t>(fit);
@@ -432,6 +460,7 @@ void Segment::retire() noexcept {
                       static_cast<off_t>(header_->data_offset),
                       static_cast<off_t>(header_->segment_bytes - header_->data_offset));
   }
+  UCM_CHAOS_POINT(kSegmentRetire);
   if (shared_) ::unlink(path_.c_str());
 }
 
@@ -443,6 +472,7 @@ void Segment::leave() noexcept {
   }
   record(self_).worker.store(0, std::memory_order_relaxed);
   record(self_).used.store(0, std::memory_order_release);
+  UCM_CHAOS_POINT(kSegmentLeave);
   if (data_ != nullptr && !other_workers()) retire();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/registry.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 
@@ -156,6 +157,7 @@ void CacheTier::own(ShardRow&, ShardCell& cell) noexcept {
   cell.error.store(0, std::memory_order_relaxed);
   cell.owner.store(segment_->self() + 1, std::memory_order_relaxed);
   set_state(cell, ShardState::kLoading);
+  UCM_CHAOS_POINT(kShardOwned);
 }
 
 // Not in a chain yet: nobody sees it.
@@ -190,6 +192,7 @@ void CacheTier::finish_load(const Slot& handle, std::uint32_t begin, std::uint32
     }
     if (ok) {
       set_state(cell, ShardState::kReady);
+      UCM_CHAOS_POINT(kShardReady);
       row.ready.fetch_add(1, std::memory_order_release);
     } else {
       cell.status.store(static_cast<std::uint32_t>(outcome.status), std::memory_order_relaxed);
@@ -198,7 +201,8 @@ void CacheTier::finish_load(const Slot& handle, std::uint32_t begin, std::uint32
       count_.shards_failed.fetch_add(1, std::memory_order_relaxed);
     }
   }
-  if (const std::uint64_t waiters = row.waiters.load(std::memory_order_seq_cst); waiters != 0) {
+  if (const std::uint64_t waiters = row.waiters.load(std::memory_order_seq_cst);
+      waiters != 0 && !UCM_CHAOS_BUG(kMissingWake)) {
     segment_->wake(waiters);
   }
   watch_->room_changed(class_->room_wanted);  // a dump may have been told "busy"
@@ -269,6 +273,7 @@ DumpClaim CacheTier::claim_known_dump(std::uint32_t slot, std::span<std::uint8_t
     return DumpClaim::kPresent;
   }
   m.owner.store(segment_->self(), std::memory_order_relaxed);
+  UCM_CHAOS_POINT(kDumpReopened);
   set_phase(m, Phase::kDumping);
   return DumpClaim::kFill;
 }
@@ -279,10 +284,13 @@ void CacheTier::publish(const Slot& handle) noexcept {
   for (std::uint32_t i = 0; i < geometry_.shard_count; ++i) {
     if (state_of(row.cells()[i]) == ShardState::kReady) continue;
     set_state(row.cells()[i], ShardState::kReady);
+    UCM_CHAOS_POINT(kPublishHalf);
     row.ready.fetch_add(1, std::memory_order_release);
   }
+  UCM_CHAOS_POINT(kPublishUnphased);
   set_phase(table_->meta(slot), Phase::kObject);
-  if (const std::uint64_t waiters = row.waiters.load(std::memory_order_seq_cst); waiters != 0) {
+  if (const std::uint64_t waiters = row.waiters.load(std::memory_order_seq_cst);
+      waiters != 0 && !UCM_CHAOS_BUG(kMissingWake)) {
     segment_->wake(waiters);
   }
   watch_->room_changed(class_->room_wanted);

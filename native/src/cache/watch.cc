@@ -10,6 +10,7 @@
 #include "cache/futex.h"
 #include "cache/segment.h"
 #include "cache/table.h"
+#include "chaos/hooks.h"
 
 namespace ucm::cache {
 namespace {
@@ -103,7 +104,10 @@ void Watch::room_changed(Shared<std::uint64_t>& wanted) noexcept {
 
 void Watch::pin(std::uint32_t slot) noexcept {
   const std::lock_guard lock(stripe(slot).mu);
-  if (segment_.local_pins(slot)++ == 0) segment_.meta(slot).pins.fetch_or(segment_.self_bit());
+  if (segment_.local_pins(slot)++ == 0) {
+    UCM_CHAOS_POINT(kPinned);
+    segment_.meta(slot).pins.fetch_or(segment_.self_bit());
+  }
   ++segment_.pinned;
 }
 
@@ -117,6 +121,7 @@ bool Watch::unpin(std::uint32_t slot, ShardRow& row) noexcept {
     entries_ -= static_cast<std::uint32_t>(gone);
   }
   row.waiters.fetch_and(~segment_.self_bit());
+  UCM_CHAOS_POINT(kUnpinned);
   const std::uint64_t before = segment_.meta(slot).pins.fetch_and(~segment_.self_bit());
   return (before & ~segment_.self_bit()) == 0;
 }
@@ -163,7 +168,8 @@ void Watch::run() noexcept {
     if (stop_) break;
     const bool busy = entries_ != 0 || room_pending_;
     futex_wait(version, seen,
-               busy ? std::chrono::nanoseconds(kWaitingTick) : std::chrono::nanoseconds(kIdleTick));
+               busy ? std::chrono::nanoseconds(UCM_CHAOS_TICK(kWaitingTick))
+                    : std::chrono::nanoseconds(kIdleTick));
   }
 }
 
@@ -212,6 +218,7 @@ void Watch::collect_entry(Waiting& entry, std::uint64_t& owners) noexcept {
     }
     std::uint32_t owner = 0;
     if (cell.owner.compare_exchange_strong(owner, segment_.self() + 1)) {
+      UCM_CHAOS_POINT(kTakenOver);
       // The claim may be released before its sink answers: keep the slot until then.
       ++segment_.local_pins(entry.slot);
       ++segment_.pinned;

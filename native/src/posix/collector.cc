@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "chaos/hooks.h"
 #include "posix/threads.h"
 
 namespace ucm::posix {
@@ -24,7 +25,10 @@ std::int64_t nanos(const timespec& t) noexcept {
 void Collector::start(Core& core) {
   if (!options_.gc.enabled) return;
   for (const auto& root : core.roots) {
-    leases_.push_back(std::make_unique<Lease>(root->path(), options_.gc, core.me));
+    // A lease on the disk below a lost mount would be the one file that we write there.
+    leases_.push_back(
+        std::make_unique<Lease>(root->path(), options_.gc, core.me,
+                                [r = root.get()](int fd) { return r->check_identity(fd); }));
   }
   for (std::size_t i = 0; i < leases_.size(); ++i) {
     const auto held = leases_[i]->hold();
@@ -166,8 +170,9 @@ Usage Collector::estimate(Core& core) {
   scan.stop = [this] { return stopping(); };
   for (std::size_t i = 0; i < core.roots.size(); ++i) {
     if (!core.roots[i]->serves(Direction::kRead)) continue;
-    scan.orphans_before_ns =
-        nanos(leases_[i]->medium_now()) - options_.gc.orphan_age.count() * 1'000'000;
+    const std::int64_t age_ns = options_.gc.orphan_age.count() * 1'000'000;
+    scan.orphans_before_ns = nanos(leases_[i]->medium_now()) - age_ns;
+    scan.orphans_after_ns = nanos(leases_[i]->medium_now()) + age_ns;
     scan_root(core, *core.roots[i], scan, usage);
   }
   usage.bytes *= scan.sample;
@@ -255,6 +260,7 @@ std::uint64_t Collector::remove_coldest(Core& core, Usage& usage, std::uint64_t 
       }
       if (unlinkat(dir.get(), path.file(), 0) == 0) {
         freed += c->bytes;
+        UCM_CHAOS_POINT(kCollecting);
         core.counters.add(Counter::kGcRemoved);
         core.counters.add(Counter::kGcRemovedBytes, c->bytes);
       } else if (errno != ENOENT) {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "chaos/hooks.h"
 #include "posix/fd.h"
 
 namespace ucm::posix {
@@ -32,11 +33,13 @@ std::string settings_text(const PosixGcOptions& o) {
   return text;
 }
 
-Lease::Lease(std::string root_path, const PosixGcOptions& options, const Identity& me)
+Lease::Lease(std::string root_path, const PosixGcOptions& options, const Identity& me,
+             std::function<int(int)> is_root)
     : root_path_(std::move(root_path)),
       options_(options),
       settings_(settings_text(options)),
-      me_(me) {}
+      me_(me),
+      is_root_(std::move(is_root)) {}
 
 std::string Lease::encode() const {
   std::ostringstream out;
@@ -81,8 +84,11 @@ bool Lease::alive(const Content& c, const timespec& beat) const noexcept {
       process_start_ticks(c.pid) != c.start_ticks) {
     return false;  // its process is gone (or its pid is somebody else's now)
   }
+  // A heartbeat far in the future is from before the clock was set back: its holder, if it lives, has
+  // beaten since. Or nobody could ever replace a dead one of another host.
   const auto ttl = static_cast<std::int64_t>(c.ttl_ms);
-  return millis(medium_now_) - millis(beat) <= ttl;
+  const std::int64_t age = millis(medium_now_) - millis(beat);
+  return age <= ttl && age >= -ttl;
 }
 
 int Lease::publish(int root_fd, bool replace) {
@@ -101,6 +107,7 @@ int Lease::publish(int root_fd, bool replace) {
     }
     medium_now_ = st.st_mtim;
   }
+  UCM_CHAOS_POINT(kLeaseWritten);
   int error = 0;
   if (!replace) {
     // link() fails when the name exists: of several that start at once exactly one wins.
@@ -119,6 +126,8 @@ Lease::Held Lease::hold() noexcept {
       error_ = errno;
       return Held::kError;
     }
+    error_ = is_root_ ? is_root_(root.get()) : 0;
+    if (error_ != 0) return Held::kError;
     Content content;
     timespec beat{};
     error_ = read(root.get(), content, beat);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,7 +19,10 @@ namespace ucm::posix {
 
 class Lease {
  public:
-  Lease(std::string root_path, const PosixGcOptions& options, const Identity& me);
+  /// `is_root(fd)`: 0 when the directory opened there is the root, else an errno. Without it every
+  /// directory at the path is taken for the root, also the one below a lost mount.
+  Lease(std::string root_path, const PosixGcOptions& options, const Identity& me,
+        std::function<int(int)> is_root = {});
 
   enum class Held { kYes, kNo, kConflict, kError };
   /// Take, keep or look at the lease. kConflict: another live collector has other settings.
@@ -51,6 +55,7 @@ class Lease {
   const PosixGcOptions options_;
   const std::string settings_;
   const Identity& me_;
+  const std::function<int(int)> is_root_;
   std::string other_;
   int error_ = 0;
   timespec medium_now_{};

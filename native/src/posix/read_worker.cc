@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "chaos/hooks.h"
 #include "posix/housekeeper.h"
 
 namespace ucm::posix {
@@ -223,6 +224,7 @@ void ReadWorker::verify(Slot& slot) noexcept {
   if (core_->options.verify_checksums) {
     const Geometry& g = format.geometry();
     if (!Format::tail_sound(g, slot.header)) return corrupt(slot, "its checksum table is damaged");
+    UCM_CHAOS_POINT(kReadDone);
     if (!Format::shards_sound(g, slot.header, op.into, op.begin, op.end)) {
       return corrupt(slot, "a shard does not match its checksum");
     }

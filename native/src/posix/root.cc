@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "chaos/hooks.h"
 #include "ucm/geometry.h"
 
 namespace ucm::posix {
@@ -65,6 +66,7 @@ int write_identity(int root_fd, const BlockId& id, const std::string& label) noe
   const ssize_t n = pwrite(fd.get(), text.data(), text.size(), 0);
   int error = n == static_cast<ssize_t>(text.size()) ? 0 : n < 0 ? errno : ENOSPC;
   fd.reset();
+  UCM_CHAOS_POINT(kRootIdentity);
   if (error == 0 && linkat(root_fd, temp.c_str(), root_fd, kIdentityFile, 0) < 0) {
     error = errno;
     if (error == EPERM || error == EOPNOTSUPP || error == ENOSYS || error == EMLINK) {
@@ -187,6 +189,13 @@ Fd Root::open_root() const noexcept {
 std::shared_ptr<const Fd> Root::ns_dir() const {
   std::scoped_lock lock(mutex_);
   return ns_dir_;
+}
+
+int Root::check_identity(int root_fd) const noexcept {
+  BlockId found;
+  const int error = read_identity(root_fd, found);
+  if (error != 0) return error == ENOENT ? ESTALE : error;
+  return found == id_ ? 0 : ESTALE;
 }
 
 int Root::ensure_identity(int root_fd, bool first) noexcept {

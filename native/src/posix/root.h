@@ -42,6 +42,8 @@ class Root {
   /// Make the directories of an object again (they may be deleted while we run). The root directory
   /// itself is never made again: it may be a lost mount. 0 or an errno.
   int make_dirs(const ObjectPath& object) noexcept;
+  /// 0 when the directory opened at `root_fd` is this root, else an errno (ESTALE: another one).
+  [[nodiscard]] int check_identity(int root_fd) const noexcept;
   /// Handle of the root directory, opened now. Invalid with errno set when it is gone.
   [[nodiscard]] Fd open_root() const noexcept;
 

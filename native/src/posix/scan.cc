@@ -129,7 +129,9 @@ class Scanner {
     if (fstatat(fd, name, &st, AT_SYMLINK_NOFOLLOW) < 0) return;
     ++usage_.temporaries;
     usage_.bytes += static_cast<std::uint64_t>(st.st_size);
-    if (options_.orphans_before_ns == 0 || nanos(st.st_mtim) >= options_.orphans_before_ns) return;
+    const std::int64_t written = nanos(st.st_mtim);
+    if (options_.orphans_before_ns == 0) return;
+    if (written >= options_.orphans_before_ns && written <= options_.orphans_after_ns) return;
     if (unlinkat(fd, name, 0) == 0) {
       core_.counters.add(Counter::kOrphansRemoved);
       usage_.bytes -= static_cast<std::uint64_t>(st.st_size);

@@ -36,7 +36,9 @@ struct ScanOptions {
   unsigned sample = 1;                 ///< look into every sample-th fan-out directory ...
   unsigned sample_turn = 0;            ///< ... starting here
   std::int64_t orphans_before_ns = 0;  ///< temporaries last written before are removed; 0: none
-  std::function<bool()> stop;          ///< asked between directories
+  /// ... and those written after: by a clock that was set back since.
+  std::int64_t orphans_after_ns = INT64_MAX;
+  std::function<bool()> stop;  ///< asked between directories
 };
 
 /// Adds what lies below `root` to `usage`. Errors are counted and recorded; what is missing or

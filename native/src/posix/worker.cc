@@ -82,6 +82,8 @@ void Worker::begin(Step& step) noexcept {
     const std::size_t asked = bytes;
     const int spoiled = core_->options.faults->before(step.kind, step.path, bytes);
     if (spoiled < 0) {
+      // A close that fails has closed all the same: leaving it out would leak what no real error does.
+      if (step.kind == IoStep::kClose) run_step(step);
       step.result = spoiled;
       advance(&step);
       return;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "chaos/hooks.h"
 #include "posix/collector.h"
 #include "posix/housekeeper.h"
 
@@ -128,6 +129,10 @@ void WriteWorker::created(Slot& slot, int r) noexcept {
   if (r >= 0) {
     slot.fd = r;
     slot.temp_exists = true;
+    UCM_CHAOS_POINT(kTempCreated);
+    if (UCM_CHAOS_BUG(kRenameFirst)) {
+      (void)renameat(slot.dir->get(), slot.temp, slot.dir->get(), slot.path.c_str());
+    }
     return start_write(slot);
   }
   switch (-r) {
@@ -198,6 +203,7 @@ void WriteWorker::close_temp(Slot& slot) noexcept {
 }
 
 void WriteWorker::publish(Slot& slot) noexcept {
+  UCM_CHAOS_POINT(kTempWritten);
   slot.state = State::kRenaming;
   slot.step = Step{};
   slot.step.kind = IoStep::kRename;
@@ -209,6 +215,8 @@ void WriteWorker::publish(Slot& slot) noexcept {
 }
 
 void WriteWorker::renamed(Slot& slot, int r) noexcept {
+  UCM_CHAOS_POINT(kRenamed);
+  if (UCM_CHAOS_BUG(kRenameFirst)) r = 0;
   if (r < 0) {
     // ENOENT: the directory was deleted under us, or somebody took our temporary for an orphan.
     return -r == ENOENT ? restart_or_fail(slot, -r) : fail(slot, "rename", -r);
