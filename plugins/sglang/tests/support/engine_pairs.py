@@ -53,7 +53,7 @@ class Pair:
     ) -> EngineJob:
         job = EngineJob(engine_cases.checkpoint(self.model), name=f"vllm-{self.model}")
         own_cache: dict[str, Any] = {"enable_prefix_caching": warm}
-        if self.model.startswith("deepseek"):  # its own hits end where ours do
+        if warm and self.model.startswith("deepseek"):  # its own hits end where ours do
             own_cache["block_size"] = sglang_cases.PAGE
         job.engine = {**engine_cases.engine_of(self.model), **own_cache, **arguments}
         job.rounds = _rounds(prompts, warm, flush=False)
