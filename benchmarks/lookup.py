@@ -37,6 +37,44 @@ def run(report: Report, limits: Limits, scratch: Path, rounds: int) -> None:
         checked(store.dump(ids, work.shards, work.addresses), durable=True)
         rates(report, limits, scratch, store, ids, rounds)
         bytecode(report, store, work)
+    cached(report, scratch, rounds)
+
+
+def cached(report: Report, scratch: Path, rounds: int) -> None:
+    """Ids that the host cache holds: one call, one thread, no GIL, no file."""
+    work = Workload(SHAPE)
+    ids, absent = work.ids(0), random_ids(EXISTING, "absent from the cache")
+    capacity = f"{2 * SHAPE.total_bytes >> 20} MiB"
+    with open_pipeline("Cache|Empty", SHAPE, scratch, cache_buffer_capacity_gb=capacity) as store:
+        checked(store.dump(ids, work.shards, work.addresses), durable=True)
+
+        def lookup(keys: Ids, expected: int) -> Sample:
+            out = store.lookup(keys)
+            sample = measure(lambda: store.lookup(keys), operations=len(keys))
+            if int(out.sum()) != expected:
+                raise RuntimeError(f"lookup found {int(out.sum())} of {expected}")
+            return sample
+
+        series = interleave(
+            {"hits": lambda: lookup(ids, EXISTING), "misses": lambda: lookup(absent, 0)},
+            rounds=5 * rounds,
+        )
+    names = {"hits": "ids that it holds", "misses": "ids that it does not hold"}
+    rows = [
+        [
+            f"{EXISTING} {names[name]}",
+            f"{one.operations_per_s / 1e6:.1f}",
+            f"{1e6 * one.wall_s:.0f}",
+            f"{100 * one.spread:.0f} %",
+        ]
+        for name, one in series.items()
+    ]
+    note = "`BlockStore.lookup` from Python, absent ids asked of a stage that answers at once."
+    report.table(
+        Table("Lookup in the host cache", ("what", "M ids/s", "wall us", "spread"), rows, note)
+    )
+    rate = series["hits"].operations_per_s / 1e6
+    report.target(Target("lookup of 10,000 ids in Cache", "at least", 30.0, rate, "M ids/s"))
 
 
 def rates(

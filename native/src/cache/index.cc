@@ -36,7 +36,8 @@ std::uint32_t Table::find(Bucket& bucket, const BlockId& id) const noexcept {
 
 void Table::link(Bucket& bucket, std::uint32_t slot, Phase phase) noexcept {
   SlotMeta& m = segment_.meta(slot);
-  m.next.store(bucket.head.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  // Released: who reads this link without the lock sees the id that came with it.
+  m.next.store(bucket.head.load(std::memory_order_relaxed), std::memory_order_release);
   bucket.head.store(slot, std::memory_order_release);
   UCM_CHAOS_POINT(kSlotLinked);
   set_phase(m, phase);
@@ -60,7 +61,7 @@ void Table::give_back(std::uint32_t slot) noexcept {
 void Table::prepare(std::uint32_t slot, const BlockId& id, Watch& watch) noexcept {
   SlotMeta& m = segment_.meta(slot);
   ShardRow& row = view_.row(slot);
-  m.id = id;
+  store_id(m.id, id);
   m.quarantine.store(0, std::memory_order_relaxed);
   row.ready.store(0, std::memory_order_relaxed);
   row.waiters.store(0, std::memory_order_relaxed);

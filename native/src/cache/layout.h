@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "ucm/block_id.h"
 
@@ -111,6 +112,32 @@ struct alignas(kCacheLine) SlotMeta {
   std::uint8_t reserved[24];
 };
 static_assert(sizeof(SlotMeta) == 64);
+
+/// An id as two words, read and written piece by piece: a reader without the lock may see half of each
+/// of two ids, which is neither.
+struct IdWords {
+  std::uint64_t first = 0;
+  std::uint64_t second = 0;
+  friend bool operator==(const IdWords&, const IdWords&) = default;
+};
+using IdWord __attribute__((may_alias)) = std::uint64_t;
+
+[[nodiscard]] inline IdWords words_of(const BlockId& id) noexcept {
+  IdWords words;
+  std::memcpy(&words, id.bytes.data(), sizeof words);
+  return words;
+}
+/// Of a slot: its ids lie at multiples of a cache line.
+[[nodiscard]] inline IdWords load_id(const BlockId& shared) noexcept {
+  const auto* const at = reinterpret_cast<const IdWord*>(&shared);
+  return {__atomic_load_n(at, __ATOMIC_ACQUIRE), __atomic_load_n(at + 1, __ATOMIC_ACQUIRE)};
+}
+inline void store_id(BlockId& shared, const BlockId& id) noexcept {
+  const IdWords words = words_of(id);
+  auto* const at = reinterpret_cast<IdWord*>(&shared);
+  __atomic_store_n(at, words.first, __ATOMIC_RELAXED);
+  __atomic_store_n(at + 1, words.second, __ATOMIC_RELAXED);
+}
 
 struct ShardCell {
   Shared<std::uint32_t> state;  ///< ShardState; error is written before it

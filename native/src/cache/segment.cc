@@ -285,6 +285,10 @@ void Segment::map_control(std::uint64_t bytes) {
   buckets_ = reinterpret_cast<Bucket*>(
       base + align_up(tables + std::uint64_t{extents} * 4 * (1 + kMaxClasses), kPage));
   controls_ = base + header_->controls_offset;
+  bucket_mask_ = header_->buckets - 1;
+  extent_control_bytes_ = header_->control_bytes;
+  slot_stride_ = std::max(2u, header_->slot_stride);  // damaged headers are refused by check()
+  stride_inverse_ = ~std::uint64_t{0} / slot_stride_ + 1;
 }
 
 void Segment::map_data(const CacheOptions& options) {

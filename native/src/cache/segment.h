@@ -37,7 +37,10 @@ class Segment {
     return header_->geometry[c];
   }
   [[nodiscard]] Bucket& bucket(const BlockId& id) const noexcept {
-    return buckets_[id.word() & (header_->buckets - 1)];
+    return buckets_[bucket_index(id.word())];
+  }
+  [[nodiscard]] std::uint64_t bucket_index(std::uint64_t word) const noexcept {
+    return word & bucket_mask_;
   }
   [[nodiscard]] Bucket& bucket_at(std::uint32_t i) const noexcept { return buckets_[i]; }
   /// Class + 1 that has the extent; 0: free.
@@ -49,13 +52,13 @@ class Segment {
     return class_extent_[std::uint64_t{c} * header_->extents + i];
   }
   [[nodiscard]] std::byte* control(std::uint32_t extent) const noexcept {
-    return controls_ + std::uint64_t{extent} * header_->control_bytes;
+    return controls_ + std::uint64_t{extent} * extent_control_bytes_;
   }
   [[nodiscard]] std::uint32_t extent_of(std::uint32_t slot) const noexcept {
-    return slot / header_->slot_stride;
+    return static_cast<std::uint32_t>((static_cast<Wide>(stride_inverse_) * slot) >> 64);
   }
   [[nodiscard]] std::uint32_t index_of(std::uint32_t slot) const noexcept {
-    return slot % header_->slot_stride;
+    return slot - extent_of(slot) * slot_stride_;
   }
   [[nodiscard]] SlotMeta& meta(std::uint32_t slot) const noexcept {
     return reinterpret_cast<SlotMeta*>(control(extent_of(slot)))[index_of(slot)];
@@ -116,6 +119,8 @@ class Segment {
   [[nodiscard]] pid_t pid() const noexcept { return pid_; }
 
  private:
+  __extension__ using Wide = unsigned __int128;
+
   Segment(std::string path, int fd, bool shared);
 
   static std::shared_ptr<Segment> attach(const CacheOptions& options, const Geometry& geometry);
@@ -141,6 +146,11 @@ class Segment {
   Shared<std::uint32_t>* extent_owner_ = nullptr;
   Shared<std::uint32_t>* class_extent_ = nullptr;
   Bucket* buckets_ = nullptr;
+  // Of the header, where they never change once the segment lives; a division is the slowest of a lookup.
+  std::uint64_t bucket_mask_ = 0;
+  std::uint64_t extent_control_bytes_ = 0;
+  std::uint64_t stride_inverse_ = 0;  ///< 2^64 / slot_stride, rounded up: exact for 32 bits
+  std::uint32_t slot_stride_ = 0;
   std::byte* controls_ = nullptr;
   std::byte* data_ = nullptr;
   std::uint32_t self_ = kNone;

@@ -94,16 +94,20 @@ std::uint64_t free_space(const std::string& directory) noexcept {
   return static_cast<std::uint64_t>(s.f_bavail) * s.f_frsize;
 }
 
+bool several_nodes(std::string_view online) noexcept {
+  return online.find_first_of("-,") != std::string_view::npos;
+}
+
 void advise_placement(void* data, std::uint64_t bytes) noexcept {
   (void)::madvise(data, bytes, MADV_HUGEPAGE);  // heeded only where shmem huge pages are on
 #ifdef SYS_mbind
-  // "0-1": more than one node. All ranks of the node use the segment, so it is spread evenly.
+  // All ranks of the machine use the segment, so it is spread evenly.
   char online[64] = {};
   const int fd = ::open("/sys/devices/system/node/online", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
   const ssize_t n = ::read(fd, online, sizeof online - 1);
   ::close(fd);
-  if (n <= 0 || std::strpbrk(online, "-,") == nullptr) return;
+  if (n <= 0 || !several_nodes({online, static_cast<std::size_t>(n)})) return;
   constexpr int kInterleave = 3;  // MPOL_INTERLEAVE
   unsigned long mask[16];
   std::memset(mask, 0xff, sizeof mask);  // the kernel cuts it down to the nodes allowed

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "ucm/geometry.h"
 
@@ -28,6 +29,9 @@ struct Plan {
 [[nodiscard]] std::uint64_t available_memory() noexcept;
 /// Free bytes of the file system that holds `directory`; 0 when it cannot be asked.
 [[nodiscard]] std::uint64_t free_space(const std::string& directory) noexcept;
+
+/// Does a kernel's list of nodes ("0-1", "0,2", "0") name more than one?
+[[nodiscard]] bool several_nodes(std::string_view online) noexcept;
 
 /// Interleave over NUMA nodes and ask for huge pages, where the host has them. Call before the pages
 /// exist.

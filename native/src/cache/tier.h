@@ -66,6 +66,7 @@ class CacheTier final : public HostTier {
                      std::span<const ShardClaim> claims, std::uint64_t cookie) noexcept;
   [[nodiscard]] DumpClaim claim_known_dump(std::uint32_t slot,
                                            std::span<std::uint8_t> have) noexcept;
+  [[nodiscard]] bool lookup_locked(const Attached& at, const BlockId& id) const noexcept;
   void refused() noexcept;
   void end_claim(std::uint32_t slot) noexcept;
   [[nodiscard]] Slot slot_of(std::uint32_t slot) const noexcept;

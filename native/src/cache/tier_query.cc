@@ -1,4 +1,4 @@
-// What a worker and a watcher have in common: lookup, heat, removal, figures.
+// What a worker and a watcher have in common beside lookup (lookup.cc): heat, removal, figures.
 #include <algorithm>
 #include <set>
 
@@ -28,24 +28,6 @@ std::shared_ptr<CacheTier::Attached> CacheTier::current() const noexcept {
   } catch (...) {  // health() tells
   }
   return attached_;
-}
-
-void CacheTier::lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present) noexcept {
-  const auto at = current();
-  if (!at) return;
-  Segment& s = *at->segment;
-  const ClassView& view = at->table.view();
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (i + kAhead < ids.size()) prefetch(&s.bucket(ids[i + kAhead]));
-    if (present[i] != 0) continue;
-    Bucket& bucket = s.bucket(ids[i]);
-    if (bucket.head.load(std::memory_order_acquire) == kNone) continue;
-    OwnerLock lock(s, bucket.lock);
-    if (!lock) continue;
-    const std::uint32_t slot = at->table.find(bucket, ids[i]);
-    if (slot == kNone || phase_of(s.meta(slot)) != Phase::kObject) continue;
-    present[i] = view.row(slot).ready.load(std::memory_order_acquire) == geometry_.shard_count;
-  }
 }
 
 void CacheTier::touch(std::span<const BlockId> ids) noexcept {
