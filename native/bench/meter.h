@@ -70,5 +70,6 @@ Report read_files(const Args& args);
 Report write_files(const Args& args);
 Report stat_files(const Args& args);
 Report hash_chain(const Args& args);
+Report pack_shards(const Args& args);
 
 }  // namespace ucm::bench

@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   ucm::bindings::bind_store(m);
   ucm::bindings::bind_posix(m);
   ucm::bindings::bind_cache(m);
+  ucm::bindings::bind_compress(m);
 }

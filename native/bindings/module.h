@@ -12,5 +12,6 @@ void bind_stages(nanobind::module_& m);
 void bind_store(nanobind::module_& m);
 void bind_posix(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
+void bind_compress(nanobind::module_& m);
 
 }  // namespace ucm::bindings

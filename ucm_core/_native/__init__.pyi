@@ -5,6 +5,8 @@ from .cache import CacheSetupError as CacheSetupError
 from .cache import CacheTooSmallError as CacheTooSmallError
 from .cache import cache_tier as cache_tier
 from .cache import reclaim_dead_caches as reclaim_dead_caches
+from .compress import CompressSetupError as CompressSetupError
+from .compress import compress_stage as compress_stage
 from .device import Device as Device
 from .device import DeviceSetupError as DeviceSetupError
 from .device import cuda_device as cuda_device

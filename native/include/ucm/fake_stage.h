@@ -24,6 +24,7 @@ class FakeMedium {
   struct Object {
     std::vector<std::byte> data;           ///< Geometry::object_bytes()
     std::vector<std::uint64_t> checksums;  ///< per shard, seeded with the id
+    std::vector<std::uint64_t> packed;     ///< per shard its bytes where packed, else 0
   };
 
   /// false: full.
@@ -77,6 +78,7 @@ class FakeStage final : public Stage {
   std::string name() const override { return "Fake"; }
   /// The medium lives in this process alone.
   std::string identity() const override;
+  bool keep_packed() noexcept override { return true; }
   void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
               bool stop_at_first_miss) noexcept override;
   void read(std::span<const ReadOp> ops, std::shared_ptr<ReadSink> sink,
@@ -122,7 +124,8 @@ class FakeStage final : public Stage {
   void submit(std::deque<Op>& queue, Op op);
   Planned plan_locked(const Op& op);
   void serve(const Op& op, Fault fault, int error);
-  [[nodiscard]] std::uint64_t checksum(const BlockId& id, const std::byte* shard) const noexcept;
+  [[nodiscard]] std::uint64_t checksum(const BlockId& id, const std::byte* shard,
+                                       std::uint64_t packed) const noexcept;
   static void answer(const Op& op, Outcome outcome) noexcept;
 
   const Geometry geometry_;

@@ -49,6 +49,8 @@ struct Geometry {
   [[nodiscard]] std::uint64_t shard_offset(std::uint32_t shard) const noexcept {
     return shard * shard_stride();
   }
+  /// The most bytes that a packed shard may have: a page less than the shard, or it is not worth it.
+  [[nodiscard]] std::uint64_t packed_limit() const noexcept { return shard_stride() - kIoAlign; }
   /// Bytes of an object's data region, padding included.
   [[nodiscard]] std::uint64_t object_bytes() const noexcept { return shard_count * shard_stride(); }
 };

@@ -57,6 +57,7 @@ class GuardStage final : public Stage {
   const Geometry& geometry() const noexcept override;
   std::string name() const override;
   std::string identity() const override;
+  bool keep_packed() noexcept override;
   void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
               bool stop_at_first_miss) noexcept override;
   void read(std::span<const ReadOp> ops, std::shared_ptr<ReadSink> sink,

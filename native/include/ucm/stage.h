@@ -53,6 +53,10 @@ struct ReadOp {
   std::uint32_t end = 0;
   std::uint64_t cookie = 0;
   bool urgent = true;  ///< loads go before writes; prefetches set this to false
+  /// Null: packed objects are misses. Else one entry per shard of the geometry, of which those of
+  /// [begin, end) are set before on_read says kOk: the bytes that the shard has packed, which then lie
+  /// at its place instead of it; 0: the shard itself.
+  std::uint64_t* packed = nullptr;
 };
 
 /// Store the whole object `id` from the data region `from`.
@@ -60,6 +64,10 @@ struct WriteOp {
   BlockId id;
   const std::byte* from = nullptr;
   std::uint64_t cookie = 0;
+  /// Null: shards as they are. Else, per shard of the geometry, the bytes that it has packed, at its
+  /// place in `from` (which is zero-padded to kIoAlign); 0: the shard itself. At most packed_limit().
+  /// Owned by the caller as `from` is.
+  const std::uint64_t* packed = nullptr;
 };
 
 /// One storage stage, bound to one geometry. All calls are thread-safe and none throws after
@@ -80,6 +88,11 @@ class Stage {
   /// could lie when others share it. `stop_at_first_miss`: what follows the first miss may be left 0.
   virtual void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
                       bool stop_at_first_miss) noexcept = 0;
+
+  /// A stage above asks, once and before any operation, for objects whose shards may be packed (shorter
+  /// in a form of its own; see ReadOp::packed). True: they take only the room they need and count as
+  /// present from now on. False: this stage has no such objects, `packed` must stay null.
+  virtual bool keep_packed() noexcept { return false; }
 
   /// Start the reads. Bytes are verified before on_read says kOk. `sink` outlives the stage's use.
   /// An operation not started by `deadline` ends as kTimeout without touching its buffer.

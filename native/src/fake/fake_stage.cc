@@ -134,10 +134,12 @@ void FakeStage::lane() {
   }
 }
 
-std::uint64_t FakeStage::checksum(const BlockId& id, const std::byte* shard) const noexcept {
+std::uint64_t FakeStage::checksum(const BlockId& id, const std::byte* shard,
+                                  std::uint64_t packed) const noexcept {
   std::uint64_t last;
   std::memcpy(&last, id.bytes.data() + 8, sizeof last);
-  return XXH3_64bits_withSeed(shard, geometry_.shard_bytes, id.word() ^ last);
+  const std::uint64_t bytes = packed == 0 ? geometry_.shard_bytes : packed;
+  return XXH3_64bits_withSeed(shard, bytes, id.word() ^ last);
 }
 
 void FakeStage::serve(const Op& op, Fault fault, int error) {
@@ -148,7 +150,9 @@ void FakeStage::serve(const Op& op, Fault fault, int error) {
     outcome.status = Status::kMiss;
   } else if (op.is_read) {
     const auto object = medium_->get(op.read.id);
-    if (!object) {
+    const bool packed = object && std::any_of(object->packed.begin(), object->packed.end(),
+                                              [](std::uint64_t n) { return n != 0; });
+    if (!object || (packed && op.read.packed == nullptr)) {
       outcome.status = Status::kMiss;
     } else if (object->data.size() != geometry_.object_bytes()) {
       outcome.status = Status::kCorrupt;  // cut, or of another geometry
@@ -156,10 +160,11 @@ void FakeStage::serve(const Op& op, Fault fault, int error) {
     } else {
       for (std::uint32_t s = op.read.begin; s < op.read.end; ++s) {
         const std::size_t at = geometry_.shard_offset(s);
+        if (op.read.packed != nullptr) op.read.packed[s] = object->packed[s];
         std::memcpy(op.read.into + at, object->data.data() + at, geometry_.shard_bytes);
         if (fault == Fault::kCorrupt) op.read.into[at] ^= std::byte{1};
         if (fault == Fault::kZeroBytes ||
-            checksum(op.read.id, op.read.into + at) != object->checksums[s]) {
+            checksum(op.read.id, op.read.into + at, object->packed[s]) != object->checksums[s]) {
           outcome.status = Status::kCorrupt;
         }
       }
@@ -169,8 +174,9 @@ void FakeStage::serve(const Op& op, Fault fault, int error) {
     FakeMedium::Object object;
     object.data.assign(op.write.from, op.write.from + geometry_.object_bytes());
     for (std::uint32_t s = 0; s < geometry_.shard_count; ++s) {
-      object.checksums.push_back(
-          checksum(op.write.id, object.data.data() + geometry_.shard_offset(s)));
+      object.packed.push_back(op.write.packed == nullptr ? 0 : op.write.packed[s]);
+      object.checksums.push_back(checksum(
+          op.write.id, object.data.data() + geometry_.shard_offset(s), object.packed.back()));
     }
     if (!medium_->put(op.write.id, std::move(object))) outcome = {Status::kRejected, ENOSPC};
   }

@@ -167,6 +167,7 @@ GuardStage::~GuardStage() { shutdown(Clock::now() + std::chrono::seconds(1)); }
 const Geometry& GuardStage::geometry() const noexcept { return state_->inner->geometry(); }
 std::string GuardStage::name() const { return state_->inner->name(); }
 std::string GuardStage::identity() const { return state_->inner->identity(); }
+bool GuardStage::keep_packed() noexcept { return state_->inner->keep_packed(); }
 
 void GuardStage::lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
                         bool stop_at_first_miss) noexcept {

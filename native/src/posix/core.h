@@ -23,7 +23,7 @@ struct Core {
   Core& operator=(const Core&) = delete;
 
   const PosixOptions options;
-  const Format format;
+  Format format;
   ScratchPool scratch;  ///< for objects in other layouts
   Counters counters;
   ErrorRing errors;

@@ -33,6 +33,7 @@ class FileLayout final : public ObjectLayout {
     return std::make_shared<WriteWorker>(core_, *core_->roots[root], kind, depth, queue);
   }
 
+  bool keep_packed() noexcept override { return core_->format.keep_packed(); }
   void start() override { core_->collector->start(*core_); }
   void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
               bool stop_at_first_miss) noexcept override {

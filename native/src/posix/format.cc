@@ -52,31 +52,52 @@ Format::Format(const Geometry& geometry, const std::array<std::uint8_t, 32>& nam
   tail_bytes_ = tail;
   header_bytes_ = align_up(sizeof(FixedHeader) + tail, kIoAlign);
   file_bytes_ = header_bytes_ + geometry.object_bytes();
+  packed_header_bytes_ =
+      align_up(sizeof(FixedHeader) + tail + std::size_t{8} * geometry.shard_count, kIoAlign);
 }
 
-void Format::encode(const BlockId& id, const std::byte* data, std::byte* header) const noexcept {
+bool Format::keep_packed() noexcept {
+  if (geometry_.shard_count > kMaxPackedShards) return false;
+  keeps_packed_.store(true);
+  return true;
+}
+
+std::uint64_t Format::encode(const BlockId& id, const std::byte* data, const std::uint64_t* packed,
+                             std::byte* header) const noexcept {
+  const std::size_t table = std::size_t{8} * geometry_.shard_count;
+  const std::size_t header_size = packed == nullptr ? header_bytes_ : packed_header_bytes_;
+  const std::size_t tail_size = packed == nullptr ? tail_bytes_ : tail_bytes_ + table;
+  std::uint64_t file_size = packed == nullptr ? file_bytes_ : packed_header_bytes_;
   std::byte* tail = header + sizeof(FixedHeader);
   for (std::uint32_t i = 0; i < geometry_.shard_count; ++i) {
-    const std::uint64_t check = hash(data + geometry_.shard_offset(i), geometry_.shard_bytes);
+    const std::uint64_t stored = packed == nullptr ? 0 : packed[i];
+    const std::uint64_t check =
+        hash(data + geometry_.shard_offset(i), stored == 0 ? geometry_.shard_bytes : stored);
     std::memcpy(tail + std::size_t{8} * i, &check, sizeof check);
+    if (packed != nullptr) file_size += packed_room(stored);
   }
-  std::memcpy(tail + std::size_t{8} * geometry_.shard_count, geometry_.layout.data(),
-              geometry_.layout.size());
-  std::memset(tail + tail_bytes_, 0, header_bytes_ - sizeof(FixedHeader) - tail_bytes_);
+  std::byte* text = tail + table;
+  if (packed != nullptr) {
+    std::memcpy(text, packed, table);
+    text += table;
+  }
+  std::memcpy(text, geometry_.layout.data(), geometry_.layout.size());
+  std::memset(tail + tail_size, 0, header_size - sizeof(FixedHeader) - tail_size);
   FixedHeader h{};
   h.magic = kMagic;
-  h.version = kFormatVersion;
-  h.header_bytes = static_cast<std::uint32_t>(header_bytes_);
-  h.file_bytes = file_bytes_;
+  h.version = packed == nullptr ? kFormatVersion : kPackedVersion;
+  h.header_bytes = static_cast<std::uint32_t>(header_size);
+  h.file_bytes = file_size;
   h.shard_bytes = geometry_.shard_bytes;
   h.shard_count = geometry_.shard_count;
   h.layout_bytes = static_cast<std::uint32_t>(geometry_.layout.size());
   h.id = id;
   h.namespace_digest = namespace_digest_;
   h.layout_hash = layout_hash_;
-  h.tail_check = hash(tail, tail_bytes_);
+  h.tail_check = hash(tail, tail_size);
   h.fixed_check = fixed_check(h);
   std::memcpy(header, &h, sizeof h);
+  return file_size;
 }
 
 std::uint64_t Format::stamp(std::byte* header, std::uint64_t generation) noexcept {
@@ -117,9 +138,15 @@ Verdict Format::judge(const BlockId& id, const std::byte* first, std::uint64_t a
   if (h.file_bytes != actual_bytes || h.id != id) {
     return Verdict::kBad;
   }
-  if (h.version != kFormatVersion || h.namespace_digest != namespace_digest_) {
-    return Verdict::kForeign;
+  if (h.namespace_digest != namespace_digest_) return Verdict::kForeign;
+  if (h.version == kPackedVersion) {
+    const bool ours =
+        keeps_packed_.load(std::memory_order_relaxed) && h.shard_count == geometry_.shard_count &&
+        h.shard_bytes == geometry_.shard_bytes && h.layout_bytes == geometry_.layout.size() &&
+        h.layout_hash == layout_hash_ && h.header_bytes == packed_header_bytes_;
+    return ours ? Verdict::kPacked : Verdict::kForeign;
   }
+  if (h.version != kFormatVersion) return Verdict::kForeign;
   if (h.shard_count != geometry_.shard_count || h.shard_bytes != geometry_.shard_bytes ||
       h.layout_bytes != geometry_.layout.size() || h.layout_hash != layout_hash_ ||
       h.header_bytes != header_bytes_) {
@@ -145,8 +172,11 @@ Verdict Format::judge_foreign(const FixedHeader& h, const std::byte* first,
 
 Verdict Format::judge_size(std::uint64_t actual_bytes) const noexcept {
   if (actual_bytes == file_bytes_) return Verdict::kOurs;
-  if (!foreign_.plausible(actual_bytes)) return Verdict::kBad;
-  return foreign_.known_size(actual_bytes) ? Verdict::kConvertible : Verdict::kForeign;
+  const bool packed = keeps_packed_.load(std::memory_order_relaxed) &&
+                      actual_bytes % kIoAlign == 0 && actual_bytes > packed_header_bytes_ &&
+                      actual_bytes < packed_header_bytes_ + geometry_.object_bytes();
+  if (!foreign_.plausible(actual_bytes)) return packed ? Verdict::kPacked : Verdict::kBad;
+  return foreign_.known_size(actual_bytes) && !packed ? Verdict::kConvertible : Verdict::kForeign;
 }
 
 bool Format::tail_sound(const Geometry& geometry, const std::byte* header) noexcept {
@@ -163,6 +193,40 @@ bool Format::shards_sound(const Geometry& geometry, const std::byte* header, con
     std::uint64_t want;
     std::memcpy(&want, table + std::size_t{8} * i, sizeof want);
     if (hash(data + geometry.shard_offset(i), geometry.shard_bytes) != want) return false;
+  }
+  return true;
+}
+
+std::uint64_t Format::packed_bytes(const std::byte* header, std::uint32_t shard) const noexcept {
+  std::uint64_t out;
+  std::memcpy(&out, header + sizeof(FixedHeader) + std::size_t{8} * (geometry_.shard_count + shard),
+              sizeof out);
+  return out;
+}
+
+bool Format::packed_sound(const std::byte* header, std::uint64_t file_bytes) const noexcept {
+  FixedHeader h;
+  std::memcpy(&h, header, sizeof h);
+  const std::size_t tail_size = tail_bytes_ + std::size_t{8} * geometry_.shard_count;
+  if (h.tail_check != hash(header + sizeof(FixedHeader), tail_size)) return false;
+  std::uint64_t bytes = packed_header_bytes_;
+  for (std::uint32_t i = 0; i < geometry_.shard_count; ++i) {
+    const std::uint64_t stored = packed_bytes(header, i);
+    if (stored > geometry_.packed_limit()) return false;
+    bytes += packed_room(stored);
+  }
+  return bytes == file_bytes;
+}
+
+bool Format::packed_shards_sound(const std::byte* header, const std::byte* data,
+                                 std::uint32_t begin, std::uint32_t end) const noexcept {
+  const std::byte* table = header + sizeof(FixedHeader);
+  for (std::uint32_t i = begin; i < end; ++i) {
+    std::uint64_t want;
+    std::memcpy(&want, table + std::size_t{8} * i, sizeof want);
+    const std::uint64_t stored = packed_bytes(header, i);
+    const std::uint64_t bytes = stored == 0 ? geometry_.shard_bytes : stored;
+    if (hash(data + geometry_.shard_offset(i), bytes) != want) return false;
   }
   return true;
 }

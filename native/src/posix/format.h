@@ -3,9 +3,14 @@
 //   [0, header_bytes)  fixed part (128 bytes), a checksum per shard, the layout descriptor, zeros
 //   header_bytes + Geometry::shard_offset(i)  shard i, shard_bytes long; what lies between two shards
 //                                             is padding and means nothing
+//
+// A packed object (version 2, written for a stage above that packs shards) has one table more between
+// checksums and descriptor: the packed bytes of each shard, 0 for one that is not packed. Its data are
+// the shards one after the other, each padded with zeros to kIoAlign; checksums are of what is stored.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,6 +23,9 @@ namespace ucm::posix {
 
 inline constexpr std::array<char, 8> kMagic{'U', 'C', 'M', 'F', 'I', 'L', 'E', '\n'};
 inline constexpr std::uint32_t kFormatVersion = 1;
+inline constexpr std::uint32_t kPackedVersion = 2;
+/// Shards of an object that may be packed: each is one piece of a vectored transfer (IOV_MAX).
+inline constexpr std::uint32_t kMaxPackedShards = 1000;
 
 /// First bytes of every file. `fixed_check` covers all before it; `tail_check` covers the shard
 /// checksums and the layout text, so that the first 4,096 bytes tell what any file is.
@@ -42,6 +50,7 @@ static_assert(sizeof(FixedHeader) == 128);
 /// What a file's header says about it, for one reader.
 enum class Verdict : std::uint8_t {
   kOurs,         ///< this object, this geometry, this layout
+  kPacked,       ///< the same, packed, and such objects were asked for
   kConvertible,  ///< this object in a layout that can be turned into ours
   kForeign,      ///< a sound file of another namespace, geometry, layout or version: leave it
   kBad,          ///< contradicts itself, its name or its size: remove it
@@ -55,13 +64,24 @@ class Format {
 
   [[nodiscard]] const Geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::size_t header_bytes() const noexcept { return header_bytes_; }
+  [[nodiscard]] std::size_t packed_header_bytes() const noexcept { return packed_header_bytes_; }
   [[nodiscard]] std::uint64_t file_bytes() const noexcept { return file_bytes_; }
   [[nodiscard]] std::uint64_t shard_file_offset(std::uint32_t shard) const noexcept {
     return header_bytes_ + geometry_.shard_offset(shard);
   }
 
-  /// Fills `header` (header_bytes()) for the object whose data region is `data`; hashes all of it.
-  void encode(const BlockId& id, const std::byte* data, std::byte* header) const noexcept;
+  /// From now on packed objects count as ours. False: there are too many shards.
+  bool keep_packed() noexcept;
+
+  /// Bytes that shard `i` of a packed object takes in its file.
+  [[nodiscard]] std::uint64_t packed_room(std::uint64_t packed) const noexcept {
+    return packed == 0 ? geometry_.shard_stride() : align_up(packed, kIoAlign);
+  }
+
+  /// Fills `header` (packed_header_bytes(), or header_bytes() when `packed` is null) for the object
+  /// whose data region is `data`; hashes all of it. Returns the bytes of the file.
+  std::uint64_t encode(const BlockId& id, const std::byte* data, const std::uint64_t* packed,
+                       std::byte* header) const noexcept;
 
   /// Of an encoded header: sets the slot's generation. Returns the header's check.
   static std::uint64_t stamp(std::byte* header, std::uint64_t generation) noexcept;
@@ -82,8 +102,8 @@ class Format {
   [[nodiscard]] Verdict judge(const BlockId& id, const std::byte* first, std::uint64_t actual_bytes,
                               const ForeignLayout*& foreign) const noexcept;
 
-  /// May a file of this size hold a stored object? kOurs: yes, as far as a size tells; kConvertible:
-  /// like others found before; kForeign: its header has to be asked; kBad: no.
+  /// May a file of this size hold a stored object? kOurs, kPacked: yes, as far as a size tells;
+  /// kConvertible: like others found before; kForeign: its header has to be asked; kBad: no.
   [[nodiscard]] Verdict judge_size(std::uint64_t actual_bytes) const noexcept;
 
   /// Of a whole header of `geometry`: are checksums and layout text intact?
@@ -94,6 +114,16 @@ class Format {
                                          const std::byte* data, std::uint32_t begin,
                                          std::uint32_t end) noexcept;
 
+  /// Of the whole header of a packed object in a file of `file_bytes`: intact, and the table describes
+  /// this file?
+  [[nodiscard]] bool packed_sound(const std::byte* header, std::uint64_t file_bytes) const noexcept;
+  /// Table entry of a shard.
+  [[nodiscard]] std::uint64_t packed_bytes(const std::byte* header,
+                                           std::uint32_t shard) const noexcept;
+  /// Do the stored bytes of shards [begin, end), each at its place in `data`, match their checksums?
+  [[nodiscard]] bool packed_shards_sound(const std::byte* header, const std::byte* data,
+                                         std::uint32_t begin, std::uint32_t end) const noexcept;
+
  private:
   [[nodiscard]] Verdict judge_foreign(const FixedHeader& h, const std::byte* first,
                                       const ForeignLayout*& foreign) const noexcept;
@@ -103,7 +133,9 @@ class Format {
   std::uint64_t layout_hash_ = 0;
   std::size_t tail_bytes_ = 0;
   std::size_t header_bytes_ = 0;
+  std::size_t packed_header_bytes_ = 0;
   std::uint64_t file_bytes_ = 0;
+  std::atomic<bool> keeps_packed_{false};
   mutable ForeignLayouts foreign_;
 };
 

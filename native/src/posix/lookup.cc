@@ -64,7 +64,8 @@ class RootView {
   bool holds(const BlockId& id, const ObjectPath& path, std::uint64_t bytes) noexcept {
     const Verdict verdict = core_.format.judge_size(bytes);
     if (verdict != Verdict::kForeign) return verdict != Verdict::kBad;
-    return ask_header(core_.format, dir_->get(), id, path, bytes) == Verdict::kConvertible;
+    const Verdict asked = ask_header(core_.format, dir_->get(), id, path, bytes);
+    return asked == Verdict::kConvertible || asked == Verdict::kPacked;
   }
   int ask(const ObjectPath& path, struct stat& st) noexcept {
     if (core_.options.faults) [[unlikely]] {

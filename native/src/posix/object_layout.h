@@ -34,6 +34,8 @@ class ObjectLayout {
                                                             std::uint32_t depth,
                                                             WriteQueue& queue) = 0;
 
+  /// Stage::keep_packed. Where every object has the same room there is nothing to gain.
+  virtual bool keep_packed() noexcept { return false; }
   /// Last step of the stage's set-up. Throws PosixSetupError.
   virtual void start() = 0;
   virtual void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,

@@ -21,7 +21,7 @@ ReadWorker::ReadWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind, 
     : Worker(std::move(core), root, kind, depth),
       queue_(queue),
       // Twice the depth: finished reads keep their slot until verified, while new ones are started.
-      slots_(std::size_t{2} * this->depth(), core_->format.header_bytes()) {}
+      slots_(std::size_t{2} * this->depth(), core_->format.packed_header_bytes()) {}
 
 bool ReadWorker::has_room() const noexcept {
   return slots_.any_free() && steps_in_flight() < depth();
@@ -47,6 +47,7 @@ void ReadWorker::admit(bool may_take) noexcept {
     slot.told = false;
     slot.foreign = nullptr;
     slot.scratch = nullptr;
+    slot.packed = false;
     if (!slot.item.op.urgent) ++background_;
     core_->counters.add(Counter::kReadsInFlight);
     start_open(slot);
@@ -117,10 +118,15 @@ void ReadWorker::opened(Slot& slot) noexcept {
   slot.inode = st.st_ino;
   slot.mtime_ns = std::int64_t{st.st_mtim.tv_sec} * 1'000'000'000 + st.st_mtim.tv_nsec;
   if (!S_ISREG(st.st_mode)) return not_regular(slot);
-  const auto bytes = static_cast<std::uint64_t>(st.st_size);
-  if (bytes != core_->format.file_bytes() && !judge_odd_size(slot, bytes)) return;
+  slot.file_bytes = static_cast<std::uint64_t>(st.st_size);
+  const Verdict by_size = core_->format.judge_size(slot.file_bytes);
+  const bool likely = by_size == Verdict::kOurs || by_size == Verdict::kPacked;
+  if (!likely && !judge_odd_size(slot, slot.file_bytes)) return;
   core_->housekeeper->seen(slot.item.op.id, st.st_atim);
-  slot.foreign != nullptr ? start_conversion(slot) : start_reads(slot);
+  if (slot.foreign != nullptr) return start_conversion(slot);
+  // Where the shards of a packed object lie is in its header. Among objects of another layout they
+  // would be read in vain.
+  start_reads(slot, by_size != Verdict::kOurs || expect_foreign_);
 }
 
 bool ReadWorker::is_other_than_file(const Slot& slot) const noexcept {
@@ -135,7 +141,7 @@ void ReadWorker::not_regular(Slot& slot) noexcept {
   end(slot, Status::kMiss, 0);
 }
 
-void ReadWorker::start_reads(Slot& slot) noexcept {
+void ReadWorker::start_reads(Slot& slot, bool header_only) noexcept {
   const Format& format = core_->format;
   const Geometry& g = format.geometry();
   const ReadOp& op = slot.item.op;
@@ -143,7 +149,10 @@ void ReadWorker::start_reads(Slot& slot) noexcept {
   slot.failed = 0;
   slot.truncated = false;
   slot.tries = 0;
-  slot.iov[0] = {slot.header, format.header_bytes()};
+  slot.header_bytes = header_only && slot.file_bytes >= format.packed_header_bytes()
+                          ? format.packed_header_bytes()
+                          : format.header_bytes();
+  slot.iov[0] = {slot.header, slot.header_bytes};
   slot.iov[1] = {op.into + g.shard_offset(op.begin),
                  g.shard_offset(op.end) - g.shard_offset(op.begin)};
   Step prototype;
@@ -153,8 +162,6 @@ void ReadWorker::start_reads(Slot& slot) noexcept {
   prototype.owner = &slot;
   prototype.iov = slot.iov;
   slot.reads[0] = prototype;
-  // Among objects of another layout the shards would be read in vain.
-  const bool header_only = expect_foreign_;
   slot.header_only = header_only;
   if (op.begin == 0 && !header_only) {
     slot.reads[0].iov_count = 2;
@@ -197,13 +204,14 @@ void ReadWorker::transferred(Slot& slot, Step& step) noexcept {
     return end(slot, Status::kIoError, slot.failed);
   }
   if (slot.truncated) return corrupt(slot, "the file became shorter while it was read");
+  if (slot.packed) return packed_read(slot);
   slot.state == State::kReadingWhole ? converted(slot) : verify(slot);
 }
 
 void ReadWorker::verify(Slot& slot) noexcept {
   const Format& format = core_->format;
   const ReadOp& op = slot.item.op;
-  const Verdict verdict = format.judge(op.id, slot.header, format.file_bytes(), slot.foreign);
+  const Verdict verdict = format.judge(op.id, slot.header, slot.file_bytes, slot.foreign);
   expect_foreign_ = verdict == Verdict::kConvertible;
   switch (verdict) {
     case Verdict::kBad:
@@ -213,6 +221,8 @@ void ReadWorker::verify(Slot& slot) noexcept {
       return end(slot, Status::kMiss, 0);
     case Verdict::kConvertible:
       return start_conversion(slot);
+    case Verdict::kPacked:
+      return start_packed(slot);
     case Verdict::kOurs:
       break;
   }
@@ -232,6 +242,67 @@ void ReadWorker::verify(Slot& slot) noexcept {
   end(slot, Status::kOk, 0);
 }
 
+void ReadWorker::start_packed(Slot& slot) noexcept {
+  const Format& format = core_->format;
+  const Geometry& g = format.geometry();
+  const ReadOp& op = slot.item.op;
+  if (op.packed == nullptr) {
+    core_->counters.add(Counter::kReadForeign);
+    return end(slot, Status::kMiss, 0);
+  }
+  if (slot.header_bytes < format.packed_header_bytes()) {
+    // As long as an object that is not packed, and taken for one: its header again, all of it.
+    return start_reads(slot, true);
+  }
+  if (!format.packed_sound(slot.header, slot.file_bytes)) {
+    return corrupt(slot, "the table of its packed shards is damaged");
+  }
+  slot.parts.clear();
+  try {
+    slot.parts.reserve(g.shard_count);
+  } catch (...) {
+    return end(slot, Status::kIoError, ENOMEM);
+  }
+  std::uint64_t at = format.packed_header_bytes();
+  std::uint64_t wanted = 0;
+  for (std::uint32_t i = 0; i < op.end; ++i) {
+    const std::uint64_t stored = format.packed_bytes(slot.header, i);
+    const std::uint64_t room = format.packed_room(stored);
+    if (i < op.begin) {
+      at += room;
+      continue;
+    }
+    op.packed[i] = stored;
+    wanted += room;
+    std::byte* const place = op.into + g.shard_offset(i);
+    if (!slot.parts.empty() &&
+        static_cast<std::byte*>(slot.parts.back().iov_base) + slot.parts.back().iov_len == place) {
+      slot.parts.back().iov_len += room;  // behind one that is not packed
+    } else {
+      slot.parts.push_back({place, room});
+    }
+  }
+  core_->counters.add(Counter::kReadPackedBytes, wanted);
+  slot.packed = true;
+  slot.tries = 0;
+  slot.pending = 1;
+  Step& step = slot.reads[0];
+  step.iov = slot.parts.data();
+  step.iov_count = static_cast<int>(slot.parts.size());
+  step.offset = at;
+  begin(step);
+}
+
+void ReadWorker::packed_read(Slot& slot) noexcept {
+  const ReadOp& op = slot.item.op;
+  if (core_->options.verify_checksums &&
+      !core_->format.packed_shards_sound(slot.header, op.into, op.begin, op.end)) {
+    return corrupt(slot, "a packed shard does not match its checksum");
+  }
+  core_->counters.add(Counter::kReadsPacked);
+  end(slot, Status::kOk, 0);
+}
+
 bool ReadWorker::judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept {
   // Rare and short: read in place. A sound file of another geometry stays; anything else goes.
   const ssize_t n = bytes < kIoAlign ? 0 : pread(slot.fd, slot.header, kIoAlign, 0);
@@ -241,7 +312,7 @@ bool ReadWorker::judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept {
   }
   if (n == static_cast<ssize_t>(kIoAlign)) {
     const Verdict verdict = core_->format.judge(slot.item.op.id, slot.header, bytes, slot.foreign);
-    if (verdict == Verdict::kConvertible) return true;
+    if (verdict == Verdict::kConvertible || verdict == Verdict::kPacked) return true;
     if (verdict != Verdict::kBad) {
       core_->counters.add(Counter::kReadForeign);
       end(slot, Status::kMiss, 0);

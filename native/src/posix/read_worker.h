@@ -1,7 +1,8 @@
 // Reads: open, check, one vectored read of header and shards, verify, answer.
 //
 // An object in another layout that can be converted takes a second read: the whole of it into a
-// scratch buffer, verified there, then copied into the shards asked for in our order.
+// scratch buffer, verified there, then copied into the shards asked for in our order. A packed object
+// takes its header first, which says where the shards lie, then one read of those asked for.
 #pragma once
 
 #include <memory>
@@ -35,6 +36,9 @@ class ReadWorker final : public Worker {
     Step open;
     Step reads[2];  // one for header and shards together, or two when the first shard is not wanted
     iovec iov[3];
+    std::vector<iovec> parts;  // shards of a packed object; taken with the first such and kept
+    std::uint64_t file_bytes = 0;
+    std::size_t header_bytes = 0;  // of the header, read
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
     std::int64_t mtime_ns = 0;
@@ -49,6 +53,7 @@ class ReadWorker final : public Worker {
     std::uint8_t tries = 0;
     bool truncated = false;
     bool header_only = false;  // the shards are read once the header has said that they are ours
+    bool packed = false;       // its shards are being read
     bool told = false;         // answered with a timeout while the open is stuck
     State state = State::kFree;
   };
@@ -65,13 +70,15 @@ class ReadWorker final : public Worker {
   void opened(Slot& slot) noexcept;
   [[nodiscard]] bool is_other_than_file(const Slot& slot) const noexcept;
   void not_regular(Slot& slot) noexcept;
-  void start_reads(Slot& slot) noexcept;
+  void start_reads(Slot& slot, bool header_only) noexcept;
+  void start_packed(Slot& slot) noexcept;
+  void packed_read(Slot& slot) noexcept;
   void start_conversion(Slot& slot) noexcept;
   void converted(Slot& slot) noexcept;
   void convert(const Slot& slot, const std::byte* object, ReadItem& item) noexcept;
   void transferred(Slot& slot, Step& step) noexcept;
   void verify(Slot& slot) noexcept;
-  /// True: ours in another layout. Else the slot has ended.
+  /// True: ours, packed or in another layout. Else the slot has ended.
   bool judge_odd_size(Slot& slot, std::uint64_t bytes) noexcept;
   void corrupt(Slot& slot, const char* why) noexcept;
   void end(Slot& slot, Status status, int error) noexcept;

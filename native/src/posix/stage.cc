@@ -92,6 +92,8 @@ class PosixStageImpl final : public PosixStage {
   const Geometry& geometry() const noexcept override { return core_->format.geometry(); }
   std::string name() const override { return "Posix"; }
 
+  bool keep_packed() noexcept override { return layout_->keep_packed(); }
+
   void lookup(std::span<const BlockId> ids, std::span<std::uint8_t> present,
               bool stop_at_first_miss) noexcept override {
     if (closed()) {

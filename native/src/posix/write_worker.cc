@@ -23,7 +23,7 @@ WriteWorker::WriteWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind
                          std::uint32_t depth, WriteQueue& queue)
     : Worker(std::move(core), root, kind, depth),
       queue_(queue),
-      slots_(this->depth(), core_->format.header_bytes()) {}
+      slots_(this->depth(), core_->format.packed_header_bytes()) {}
 
 bool WriteWorker::has_room() const noexcept {
   if (!slots_.any_free()) return false;
@@ -66,7 +66,10 @@ void WriteWorker::begin_write(Slot& slot) noexcept {
   // A directory that was moved or mounted over still takes files, but nobody would find them: once a
   // second the handle is compared with the path.
   if (slot.dir && root_.revalidate()) slot.dir = root_.ns_dir();
-  if (slot.restarts == 0) core_->format.encode(slot.item.op.id, slot.item.op.from, slot.header);
+  if (slot.restarts == 0) {
+    const WriteOp& op = slot.item.op;
+    slot.file_bytes = core_->format.encode(op.id, op.from, op.packed, slot.header);
+  }
   create(slot);
 }
 
@@ -79,7 +82,8 @@ bool WriteWorker::already_stored(Slot& slot) noexcept {
     // The size alone does not tell another layout from ours, and one we can read is as good as ours.
     const Verdict verdict =
         ask_header(core_->format, slot.dir->get(), slot.item.op.id, slot.path, bytes);
-    sound = verdict == Verdict::kOurs || verdict == Verdict::kConvertible;
+    sound = verdict == Verdict::kOurs || verdict == Verdict::kConvertible ||
+            verdict == Verdict::kPacked;
   }
   if (!sound) core_->counters.add(Counter::kWriteReplaced);
   return sound;
@@ -159,16 +163,31 @@ void WriteWorker::created(Slot& slot, int r) noexcept {
 
 void WriteWorker::start_write(Slot& slot) noexcept {
   const Format& format = core_->format;
+  const Geometry& g = format.geometry();
+  const WriteOp& op = slot.item.op;
+  auto* const data = const_cast<std::byte*>(op.from);
   slot.state = State::kWriting;
   slot.tries = 0;
-  slot.iov[0] = {slot.header, format.header_bytes()};
-  slot.iov[1] = {const_cast<std::byte*>(slot.item.op.from), format.geometry().object_bytes()};
+  try {
+    slot.iov.resize(op.packed == nullptr ? 2 : g.shard_count + 1);  // kept with the slot
+  } catch (...) {
+    return fail(slot, "write", ENOMEM);
+  }
+  if (op.packed == nullptr) {
+    slot.iov[0] = {slot.header, format.header_bytes()};
+    slot.iov[1] = {data, g.object_bytes()};
+  } else {
+    slot.iov[0] = {slot.header, format.packed_header_bytes()};
+    for (std::uint32_t i = 0; i < g.shard_count; ++i) {
+      slot.iov[i + 1] = {data + g.shard_offset(i), format.packed_room(op.packed[i])};
+    }
+  }
   slot.step = Step{};
   slot.step.kind = IoStep::kWrite;
   slot.step.path = slot.temp;
   slot.step.fd = slot.fd;
-  slot.step.iov = slot.iov;
-  slot.step.iov_count = 2;
+  slot.step.iov = slot.iov.data();
+  slot.step.iov_count = static_cast<int>(slot.iov.size());
   slot.step.owner = &slot;
   begin(slot.step);
 }
@@ -222,7 +241,7 @@ void WriteWorker::renamed(Slot& slot, int r) noexcept {
     return -r == ENOENT ? restart_or_fail(slot, -r) : fail(slot, "rename", -r);
   }
   slot.temp_exists = false;
-  const std::uint64_t bytes = core_->format.file_bytes();
+  const std::uint64_t bytes = slot.file_bytes;
   const auto took = Clock::now() - slot.begun;
   core_->counters.add(Counter::kWrites);
   core_->counters.add(Counter::kWriteBytes, bytes);

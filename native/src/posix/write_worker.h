@@ -30,7 +30,8 @@ class WriteWorker final : public Worker {
     ObjectPath path{BlockId{}};
     char temp[96];
     Step step;
-    iovec iov[2];
+    std::vector<iovec> iov;  // header and data, or header and every packed shard
+    std::uint64_t file_bytes = 0;
     Clock::time_point begun{};
     Clock::time_point retry_at{};
     std::byte* header = nullptr;

@@ -130,7 +130,7 @@ void WriteWorker::place(Slot& slot) noexcept {
   slot.slot = batch->owned.free.back();
   batch->owned.free.pop_back();
   const std::uint64_t generation = parts_->allocator.begin(slot.slot, id);
-  core_->format.encode(id, slot.item.op.from, slot.header);
+  (void)core_->format.encode(id, slot.item.op.from, nullptr, slot.header);
   parts_->segment->meta(slot.slot).object_check.store(posix::Format::stamp(slot.header, generation),
                                                       std::memory_order_relaxed);
   ++batch->open;

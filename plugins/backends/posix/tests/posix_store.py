@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ucm_backend_posix import plugin
 from ucm_backend_posix.cache import CacheConfig
+from ucm_backend_posix.compress import CompressConfig
 from ucm_backend_posix.config import PosixConfig
 from ucm_core.registry import PipelineSpec, Role, StageContext, StageSpec
 from ucm_core.store.config import HealthConfig, StoreConfig
@@ -63,6 +64,8 @@ class PosixStore:
     timeout_ms: int = 30_000
     #: Options of a host cache above; None: pipeline `Posix`.
     cache: dict[str, Any] | None = None
+    #: Options of compression above the files; None: without.
+    compress: dict[str, Any] | None = None
     rank: int = 0
     ranks: int = 1
     health: HealthConfig = field(default_factory=HealthConfig)
@@ -73,10 +76,15 @@ class PosixStore:
             storage_backends=":".join(str(root) for root in self.roots), **self.options
         )
         configs: dict[str, Any] = {"Posix": config}
+        names = ["Posix"]
+        if self.compress is not None:
+            configs["Compress"] = CompressConfig(**self.compress)
+            names.insert(0, "Compress")
         if self.cache is not None:
             configs["Cache"] = CacheConfig(**self.cache)
+            names.insert(0, "Cache")
         self.store: NativeBlockStore = open_store(
-            "Posix" if self.cache is None else "Cache|Posix",
+            "|".join(names),
             stages=stages,
             pipelines=pipelines,
             stage_configs=configs,
@@ -107,6 +115,10 @@ class PosixStore:
         memory = np.concatenate([content(self.shape, n) for n in wanted])
         task = self.store.dump(*self._rows(wanted, memory))
         return self._per_object(task.wait_durable())
+
+    def dump_bytes(self, number: int, memory: npt.NDArray[np.uint8]) -> Status:
+        """Durable result of one object of these bytes, ``uint8[shards, shard_bytes]``."""
+        return self._per_object(self.store.dump(*self._rows([number], memory)).wait_durable())[0]
 
     def load(self, numbers: Iterable[int]) -> list[Status]:
         statuses, memory = self.load_bytes(numbers)

@@ -90,6 +90,25 @@ STORE_COUNTERS: dict[str, tuple[str, bool, dict[str, str]]] = {
             "cache.shards_waited_total": "waited",
         },
     ),
+    "hung_io": (
+        "I/O threads that were replaced because they hung, and operations given up at shutdown.",
+        True,
+        {"*.threads_replaced_total": "replaced", "store.abandoned_io_total": "abandoned"},
+    ),
+    "compressed_bytes": (
+        "Bytes handed to the Compress stage, what became of them, and bytes it gave back.",
+        True,
+        {
+            "*.compress_in_bytes_total": "in",
+            "*.compress_out_bytes_total": "out",
+            "*.decompress_bytes_total": "back",
+        },
+    ),
+    "compress_seconds": (
+        "Time its threads spent, summed.",
+        True,
+        {"*.compress_us_total": "compress", "*.decompress_us_total": "decompress"},
+    ),
     "gc_removed_objects": (
         "Stored objects removed by a collector of this process.",
         True,

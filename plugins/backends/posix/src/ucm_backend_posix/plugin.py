@@ -1,4 +1,4 @@
-"""What the entry point names: registers the stages `Posix` and `Cache` and their pipelines."""
+"""What the entry point names: registers the stages `Posix`, `Compress` and `Cache` and their pipelines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ucm_backend_posix.build import build_posix
 from ucm_backend_posix.cache import CacheConfig, build_cache, host_memory
+from ucm_backend_posix.compress import CompressConfig, build_compress
+from ucm_backend_posix.compress import host_memory as compress_memory
 from ucm_backend_posix.config import PosixConfig
 from ucm_core.hookspecs import hookimpl
 from ucm_core.registry import PipelineSpec, StageSpec
@@ -15,7 +17,7 @@ UCM_API_VERSION = (1, 0)
 
 @hookimpl
 def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
-    """The stage over files, and the host memory above any stage."""
+    """The stage over files, the one that compresses, and the host memory above any stage."""
     register(
         StageSpec(
             "Posix",
@@ -23,6 +25,17 @@ def ucm_register_stages(register: Callable[[StageSpec], None]) -> None:
             PosixConfig,
             build_posix,
             persistent=True,
+        )
+    )
+    register(
+        StageSpec(
+            "Compress",
+            "lossless compression of what the stage below keeps",
+            CompressConfig,
+            build_compress,
+            needs_below=True,
+            host_memory=compress_memory,
+            guarded=False,
         )
     )
     register(
@@ -48,6 +61,19 @@ def ucm_register_pipelines(register: Callable[[PipelineSpec], None]) -> None:
             "Cache|Posix",
             ("Cache", "Posix"),
             "host memory of the node over files; the default, no server",
+        )
+    )
+    register(
+        PipelineSpec(
+            "Cache|Compress|Posix",
+            ("Cache", "Compress", "Posix"),
+            "host memory of the node over compressed files",
+        )
+    )
+    register(PipelineSpec("Compress|Posix", ("Compress", "Posix"), "compressed files alone"))
+    register(
+        PipelineSpec(
+            "Compress|Fake", ("Compress", "Fake"), "compression over a simulated medium, for tests"
         )
     )
     register(
