@@ -251,7 +251,7 @@ class SchedulerSide:
         external = record.end - record.begin if record.end > record.begin else 0
         known = not record.parked and self._whole_prompts
         begin = int(data.computed_position) + (external if known else 0)
-        self._save(record, begin + int(data.num_scheduled_tokens))
+        self._save(record, begin + int(data.num_scheduled_tokens), max(begin, record.end))
 
     def _next(self, record: Record, data: Any) -> None:
         position = int(data.computed_position)
@@ -261,7 +261,7 @@ class SchedulerSide:
         if record.chain is None:
             return
         self._learn(record, data.new_tokens, 0)
-        self._save(record, position + int(data.num_scheduled_tokens))
+        self._save(record, position + int(data.num_scheduled_tokens), position)
 
     def _learn(self, record: Record, tokens: Sequence[int], known: int) -> None:
         """Tokens beyond the ``known`` first of these are new."""
@@ -270,14 +270,16 @@ class SchedulerSide:
             record.chain.extend(token_array(tokens[known:]))
             record.tokens += len(tokens) - known
 
-    def _save(self, record: Record, end: int) -> None:
+    def _save(self, record: Record, end: int, position: int) -> None:
         """Issue a save of blocks whose tokens are confirmed when this step has run. Drafts are not: what
         the engine schedules beyond the tokens it has told counts for nothing."""
         grain = self._placement.grain
         confirmed = min(end, record.tokens) // grain * grain
         if confirmed <= record.saved or self._lite:
             return
-        parts = [self._to_save(record, place, confirmed) for place in self._placement.places]
+        parts = [
+            self._to_save(record, place, confirmed, position) for place in self._placement.places
+        ]
         record.saved = confirmed
         kept = tuple(part for part in parts if len(part))
         if kept:
@@ -285,9 +287,13 @@ class SchedulerSide:
             record.saves += 1
             self._outbox.saves.append(Op(record.request_id, record.cell, kept))
 
-    def _to_save(self, record: Record, place: Place, confirmed: int) -> RowPart:
+    def _to_save(self, record: Record, place: Place, confirmed: int, position: int) -> RowPart:
         size = place.row.block_tokens
         wanted = np.arange(record.saved // size, confirmed // size, dtype=np.int64)
+        if place.row.window is not None:
+            # Pages that the window has passed when the step begins are others' already, and nobody told.
+            passed = position - place.row.window + place.page.tokens
+            wanted = wanted[wanted * size >= passed]
         stored = record.stored.get(place.row.follows or place.row.name)
         if stored is not None:
             known = wanted < len(stored)
