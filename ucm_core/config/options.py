@@ -86,6 +86,13 @@ class CoreOptions(Options):
         description="Layers loaded ahead of the computing one. Default: from measured load and compute "
         "times.",
     )
+    recompute_tail_tokens: int | None = Field(
+        None,
+        gt=0,
+        le=65536,
+        description="Tokens at the end of a prompt that are computed even when they are stored. Default: 1, "
+        "and with loads layer by layer and speculation as many as drafts, plus 2. Works in vLLM.",
+    )
     retention_rule: str = Field(
         "default",
         min_length=1,

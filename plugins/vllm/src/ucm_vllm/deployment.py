@@ -27,7 +27,7 @@ from ucm_vllm.facts import Facts, layer_number, read_facts
 from ucm_vllm.identity import AdapterKeys, find_weights, kv_dtype, model_identity
 from ucm_vllm.lanes import Lane
 from ucm_vllm.lookup import LookupService
-from ucm_vllm.modes import Choice, Modes, check_modes, choose_modes
+from ucm_vllm.modes import Choice, Modes, check_modes, choose_modes, drafts_of
 from ucm_vllm.page_layout import fitting_block_tokens, is_shared, object_layout, page_grid
 from ucm_vllm.placement import Placement, RowPlace, StatePlace
 from ucm_vllm.scheduler import SchedulerSide
@@ -60,6 +60,7 @@ class Settings:
     event_sync: bool = True
     use_layerwise: Choice = "auto"
     layerwise_look_ahead: int | None = None
+    recompute_tail_tokens: int | None = None
     retention: RetentionChoice = field(default_factory=RetentionChoice)
     #: Stages of the pipeline, top to bottom.
     tiers: tuple[str, ...] = ()
@@ -91,7 +92,12 @@ class Deployment:
 
     def __post_init__(self) -> None:
         self.facts = read_facts(self.vllm_config, self.kv_cache_config)
-        self.modes = choose_modes(self.settings.use_layerwise, self.settings.layerwise_look_ahead)
+        self.modes = choose_modes(
+            self.settings.use_layerwise,
+            self.settings.layerwise_look_ahead,
+            tail=self.settings.recompute_tail_tokens,
+            drafts=drafts_of(self.vllm_config),
+        )
         check_modes(self.modes, self.facts, self.vllm_config)
         self.manifest = self._namespace()
         weights = find_weights(self.vllm_config, self.settings.model_id)

@@ -25,11 +25,13 @@ Choice = bool | Literal["auto", "save"]
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """``look_ahead``: layers loaded ahead of the computing one, None: measured."""
+    """``look_ahead``: layers loaded ahead of the computing one, None: measured. ``tail_tokens``: what is
+    left to compute of a prompt that is stored whole."""
 
     layered_loads: bool = False
     layered_saves: bool = False
     look_ahead: int | None = None
+    tail_tokens: int = 1
 
     @property
     def held_back(self) -> bool:
@@ -51,13 +53,27 @@ class Modes:
         return f"loads {loads}; saves {saves}{held}"
 
 
-def choose_modes(choice: Choice, look_ahead: int | None = None) -> Modes:
-    """What the option means."""
+def choose_modes(
+    choice: Choice, look_ahead: int | None = None, *, tail: int | None = None, drafts: int = 0
+) -> Modes:
+    """What the options mean. ``tail``: the operator's number of tokens to compute, None: 1, or with
+    ``drafts`` and loads in the very step that verifies drafts, ``drafts + 2``: that step schedules the
+    drafts behind a token of its own."""
+    layered_loads = choice is True
+    if tail is None:
+        tail = drafts + 2 if layered_loads and drafts else 1
     return Modes(
-        layered_loads=choice is True,
+        layered_loads=layered_loads,
         layered_saves=choice is True or choice == "save",
         look_ahead=look_ahead,
+        tail_tokens=tail,
     )
+
+
+def drafts_of(vllm_config: VllmConfig) -> int:
+    """Draft tokens that speculation adds to a step, 0 without."""
+    speculative = vllm_config.speculative_config
+    return 0 if speculative is None else int(speculative.num_speculative_tokens or 0)
 
 
 def check_modes(modes: Modes, facts: Facts, vllm_config: VllmConfig) -> None:

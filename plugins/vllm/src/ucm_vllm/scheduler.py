@@ -86,6 +86,7 @@ class SchedulerSide:
         self._workers = workers
         modes = modes or Modes()
         self._layered_loads = modes.layered_loads
+        self._tail_tokens = modes.tail_tokens
         self._loads = loads
         self._saves = saves
         self._threshold = persist_token_threshold
@@ -210,6 +211,7 @@ class SchedulerSide:
             },
             local=local,
             alignment=self._placement.facts.alignment,
+            reserve=self._tail_tokens,
         )
 
     def allocated(self, request: Request, tables: Tables, external: int) -> None:

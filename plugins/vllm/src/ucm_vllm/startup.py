@@ -66,6 +66,7 @@ def settings(config: UcmConfig, host: PluginHost) -> Settings:
         event_sync=core.enable_event_sync,
         use_layerwise=core.use_layerwise,
         layerwise_look_ahead=core.layerwise_look_ahead,
+        recompute_tail_tokens=core.recompute_tail_tokens,
         retention=RetentionChoice.of(core, host),
         tiers=config.pipeline.stages,
     )

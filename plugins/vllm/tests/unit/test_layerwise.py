@@ -147,6 +147,24 @@ def test_engines_that_cannot_load_layer_by_layer_are_refused(engine: Build, worl
     check_modes(choose_modes("auto"), facts, config)
 
 
+def test_a_step_that_loads_and_verifies_drafts_has_room_for_both(
+    engine: Build, world: World
+) -> None:
+    """B11: loads by layer come in a step that also schedules drafts, so drafts + 2 tokens are left."""
+    tokens = prompt(1, 130)
+    wanted = engine().generate("a", tokens)
+    plain = engine()
+    assert plain.generate("b", tokens) == wanted
+    assert plain.counted["hit_tokens"] == 128
+    drafting = engine(drafts=3)
+    assert drafting.generate("c", tokens) == wanted
+    assert drafting.counted["hit_tokens"] == 96
+    _mode(world, "auto")
+    before = engine(drafts=3)
+    assert before.generate("d", tokens) == wanted
+    assert before.counted["hit_tokens"] == 128
+
+
 @pytest.mark.parametrize(("choice", "answer"), [(True, True), ("save", False), ("auto", False)])
 def test_piecewise_graphs_are_demanded_where_loads_hang_on_layers(
     choice: Any, answer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,21 @@ def test_a_token_is_always_left_to_compute(engine, length: int, local: bool) -> 
     assert second.generate("c", tokens) == wanted
 
 
+@pytest.mark.parametrize(
+    ("tail", "wanted_hit"), [(1, 224), (32, 224), (33, 192), (70, 160), (256, 0)]
+)
+def test_the_operator_chooses_the_tail_that_is_computed(
+    engine, world: World, tail: int, wanted_hit: int
+) -> None:
+    """B11: of a prompt that is stored whole at least ``tail`` tokens are computed, in vLLM's blocks of 32."""
+    tokens = prompt(2, 256)
+    wanted = engine().generate("a", tokens)
+    world.settings["recompute_tail_tokens"] = tail
+    second = engine()
+    assert second.generate("b", tokens) == wanted
+    assert second.counted.get("hit_tokens", 0) == wanted_hit
+
+
 @pytest.mark.parametrize("stored", [0, 64, 128, 192, 256])
 @pytest.mark.parametrize("local", [0, 32, 64, 96, 128, 160, 192])
 def test_external_hit_beside_a_partial_local_hit(engine, stored: int, local: int) -> None:
