@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ucm_core import _native
+from ucm_core.config.reference import PIPELINE_HINTS
 from ucm_core.config.units import parse_size_bytes
 from ucm_core.errors import ConfigError, UnsupportedError
 from ucm_core.registry import PipelineSpec, Role, StageContext, StageSpec
@@ -15,7 +16,7 @@ from ucm_core.store import builtin
 from ucm_core.store.config import StoreConfig
 from ucm_core.store.contract import Status
 from ucm_core.store.native_store import NativeBlockStore, native_geometry
-from ucm_core.store.pipeline import VENDOR_PIPELINES, open_store, staging_objects
+from ucm_core.store.pipeline import open_store, staging_objects
 from ucm_core.testing.blocks import EngineMemory, geometry_of, id_array
 
 
@@ -126,7 +127,7 @@ def test_unknown_names() -> None:
         open_("X", pipelines={"X": PipelineSpec("X", ("Fakee",), "")})
 
 
-@pytest.mark.parametrize("name", sorted(VENDOR_PIPELINES))
+@pytest.mark.parametrize("name", sorted(PIPELINE_HINTS))
 def test_vendor_names_are_answered_with_what_they_need(name: str) -> None:
     with pytest.raises(ConfigError, match="plugin"):
         open_(name)

@@ -8,22 +8,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from ucm_core import _native
+from ucm_core.config.reference import PIPELINE_HINTS
 from ucm_core.config.units import format_size
 from ucm_core.errors import ConfigError
 from ucm_core.names import nearest
 from ucm_core.registry import PipelineSpec, StageContext, StageSpec
 from ucm_core.store.config import StoreConfig
 from ucm_core.store.native_store import NativeBlockStore, native_geometry
-
-#: Pipelines that operators know from elsewhere -> what they need here.
-_VENDOR = "is a vendor's pipeline: install that vendor's plugin for UCM"
-VENDOR_PIPELINES: Mapping[str, str] = {
-    "Cache|Ds3fs": f"{_VENDOR}; 3FS also works as a mounted directory with 'Cache|Posix'",
-    "ASU": _VENDOR,
-    "Delegator": _VENDOR,
-    "YuanRong": _VENDOR,
-    "YuanRong|Posix": _VENDOR,
-}
 
 #: Of the staging buffers, the part that only loads may take.
 _LOAD_RESERVE_DIVISOR = 4
@@ -100,8 +91,8 @@ def _pipeline(name: str, pipelines: Mapping[str, PipelineSpec]) -> PipelineSpec:
     if spec is not None:
         return spec
     known = ", ".join(sorted(pipelines)) or "none"
-    if name in VENDOR_PIPELINES:
-        raise ConfigError(f"pipeline '{name}' {VENDOR_PIPELINES[name]}; known: {known}")
+    if name in PIPELINE_HINTS:
+        raise ConfigError(f"pipeline '{name}' {PIPELINE_HINTS[name]}; known: {known}")
     raise ConfigError(f"unknown pipeline '{name}'{nearest(name, pipelines)}; known: {known}")
 
 

@@ -1,5 +1,7 @@
 #include "posix/pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cerrno>
 
@@ -31,6 +33,8 @@ void WorkerPool::add_locked() {
     worker->run();
     ended->store(true);
   });
+  pthread_setname_np(entry.thread.native_handle(),
+                     direction_ == Direction::kRead ? "ucm-read" : "ucm-write");
   entries_.push_back(std::move(entry));
 }
 

@@ -20,11 +20,19 @@ ReadWorker::ReadWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind, 
                        ReadQueue& queue)
     : Worker(std::move(core), root, kind, depth),
       queue_(queue),
-      // Twice the depth: finished reads keep their slot until verified, while new ones are started.
-      slots_(std::size_t{2} * this->depth(), core_->format.packed_header_bytes()) {}
+      // Three times the depth: opened ahead, on the medium, read and not verified yet.
+      slots_(std::size_t{3} * this->depth(), core_->format.packed_header_bytes()) {}
 
-bool ReadWorker::has_room() const noexcept {
-  return slots_.any_free() && steps_in_flight() < depth();
+bool ReadWorker::has_room() const noexcept { return slots_.any_free() && ahead_ < depth(); }
+
+void ReadWorker::refill() noexcept {
+  while (medium_has_room()) {
+    Slot* slot = opened_[0].pop();
+    if (slot == nullptr) slot = opened_[1].pop();
+    if (slot == nullptr) return;
+    // Among objects of another layout the shards would be read in vain.
+    start_reads(*slot, slot->header_only || expect_foreign_);
+  }
 }
 
 void ReadWorker::admit(bool may_take) noexcept {
@@ -48,6 +56,8 @@ void ReadWorker::admit(bool may_take) noexcept {
     slot.foreign = nullptr;
     slot.scratch = nullptr;
     slot.packed = false;
+    slot.ahead = true;
+    ++ahead_;
     if (!slot.item.op.urgent) ++background_;
     core_->counters.add(Counter::kReadsInFlight);
     start_open(slot);
@@ -124,9 +134,17 @@ void ReadWorker::opened(Slot& slot) noexcept {
   if (!likely && !judge_odd_size(slot, slot.file_bytes)) return;
   core_->housekeeper->seen(slot.item.op.id, st.st_atim);
   if (slot.foreign != nullptr) return start_conversion(slot);
-  // Where the shards of a packed object lie is in its header. Among objects of another layout they
-  // would be read in vain.
-  start_reads(slot, by_size != Verdict::kOurs || expect_foreign_);
+  // Where the shards of a packed object lie is in its header.
+  slot.header_only = by_size != Verdict::kOurs;
+  slot.state = State::kOpened;
+  opened_like(slot).push(slot);
+  refill();
+}
+
+void ReadWorker::not_ahead(Slot& slot) noexcept {
+  if (!slot.ahead) return;
+  slot.ahead = false;
+  --ahead_;
 }
 
 bool ReadWorker::is_other_than_file(const Slot& slot) const noexcept {
@@ -145,6 +163,7 @@ void ReadWorker::start_reads(Slot& slot, bool header_only) noexcept {
   const Format& format = core_->format;
   const Geometry& g = format.geometry();
   const ReadOp& op = slot.item.op;
+  not_ahead(slot);
   slot.state = State::kReading;
   slot.failed = 0;
   slot.truncated = false;
@@ -344,6 +363,7 @@ void ReadWorker::start_conversion(Slot& slot) noexcept {
       return end(slot, Status::kIoError, ENOMEM);
   }
   core_->counters.add(Counter::kConvertReads);
+  not_ahead(slot);
   slot.scratch = buffer;
   slot.state = State::kReadingWhole;
   slot.failed = 0;
@@ -451,12 +471,19 @@ void ReadWorker::close_file(Slot& slot) noexcept {
 
 void ReadWorker::give_back(Slot& slot) noexcept {
   close_file(slot);
+  not_ahead(slot);
   core_->counters.sub(Counter::kReadsInFlight);
   if (!slot.item.op.urgent) --background_;
   slot.item.sink.reset();
   slot.dir.reset();
   slot.state = State::kFree;
   slots_.give_back(slot);
+}
+
+void ReadWorker::drop_prepared() noexcept {
+  for (auto& fifo : opened_) {
+    while (Slot* const slot = fifo.pop()) end(*slot, Status::kClosed, 0);
+  }
 }
 
 void ReadWorker::leak() noexcept {
@@ -484,6 +511,10 @@ std::chrono::milliseconds ReadWorker::tick(Clock::time_point now) noexcept {
         start_conversion(slot);
       }
       if (slot.state == State::kNoBuffer) due = kRetryPause;
+    } else if (slot.state == State::kOpened && slot.item.deadline <= now) {
+      opened_like(slot).remove(slot);
+      core_->counters.add(Counter::kReadTimeouts);
+      end(slot, Status::kTimeout, 0);
     } else if (slot.state == State::kOpening && !slot.told && slot.item.deadline <= now) {
       // The medium does not even open the file. Its buffer is untouched: answer now, and let the
       // slot wait for the kernel.

@@ -1,4 +1,5 @@
-// Reads: open, check, one vectored read of header and shards, verify, answer.
+// Reads: open, check, one vectored read of header and shards, verify, answer. Files are opened ahead
+// of their turn on the medium.
 //
 // An object in another layout that can be converted takes a second read: the whole of it into a
 // scratch buffer, verified there, then copied into the shards asked for in our order. A packed object
@@ -25,6 +26,7 @@ class ReadWorker final : public Worker {
     kFree,
     kOpening,
     kParked,
+    kOpened,  // waits for its turn on the medium
     kReading,
     kNoBuffer,      // of another layout; all scratch buffers are in use
     kReadingWhole,  // the whole object into a scratch buffer
@@ -55,21 +57,30 @@ class ReadWorker final : public Worker {
     bool header_only = false;  // the shards are read once the header has said that they are ours
     bool packed = false;       // its shards are being read
     bool told = false;         // answered with a timeout while the open is stuck
+    bool ahead = false;        // not on the medium yet
     State state = State::kFree;
+    Slot* next = nullptr;  // while kOpened
   };
 
+  void refill() noexcept override;
   void admit(bool may_take) noexcept override;
   void advance(Step* step) noexcept override;
   std::size_t open_operations() const noexcept override { return slots_.used(); }
   bool work_waits() const noexcept override { return queue_.size() > 0; }
   bool has_room() const noexcept override;
   std::chrono::milliseconds tick(Clock::time_point now) noexcept override;
+  void drop_prepared() noexcept override;
   void leak() noexcept override;
 
   void start_open(Slot& slot) noexcept;
   void opened(Slot& slot) noexcept;
   [[nodiscard]] bool is_other_than_file(const Slot& slot) const noexcept;
   void not_regular(Slot& slot) noexcept;
+  /// Takes `slot` out of those that are ahead, if it is one.
+  void not_ahead(Slot& slot) noexcept;
+  [[nodiscard]] SlotFifo<Slot>& opened_like(const Slot& slot) noexcept {
+    return opened_[slot.item.op.urgent ? 0 : 1];
+  }
   void start_reads(Slot& slot, bool header_only) noexcept;
   void start_packed(Slot& slot) noexcept;
   void packed_read(Slot& slot) noexcept;
@@ -88,6 +99,8 @@ class ReadWorker final : public Worker {
 
   ReadQueue& queue_;
   SlotPool<Slot> slots_;
+  SlotFifo<Slot> opened_[2];     // urgent ones, others
+  std::size_t ahead_ = 0;        // taken from the queue and not put on the medium
   std::size_t background_ = 0;   // open operations that are not urgent
   bool expect_foreign_ = false;  // the last object was in another layout: ask headers first
 };

@@ -68,4 +68,35 @@ class SlotPool {
   bool leaked_ = false;
 };
 
+/// First in, first out, of slots that have `Slot* next`. Never allocates.
+template <class Slot>
+class SlotFifo {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return head_ == nullptr; }
+  void push(Slot& slot) noexcept {
+    slot.next = nullptr;
+    (tail_ == nullptr ? head_ : tail_->next) = &slot;
+    tail_ = &slot;
+  }
+  /// Null when empty.
+  [[nodiscard]] Slot* pop() noexcept {
+    Slot* const slot = head_;
+    if (slot == nullptr) return nullptr;
+    head_ = slot->next;
+    if (head_ == nullptr) tail_ = nullptr;
+    return slot;
+  }
+  /// `slot` must be in it.
+  void remove(const Slot& slot) noexcept {
+    Slot* before = nullptr;
+    for (Slot* at = head_; at != &slot; at = at->next) before = at;
+    (before == nullptr ? head_ : before->next) = slot.next;
+    if (tail_ == &slot) tail_ = before;
+  }
+
+ private:
+  Slot* head_ = nullptr;
+  Slot* tail_ = nullptr;
+};
+
 }  // namespace ucm::posix

@@ -11,6 +11,13 @@ std::int64_t ticks(Clock::time_point t) noexcept {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
 }
 
+/// Started steps that are handed over at once: the medium need not wait for the last of a batch.
+constexpr std::size_t kBatch = 8;
+
+bool is_transfer(const Step& step) noexcept {
+  return step.kind == IoStep::kRead || step.kind == IoStep::kWrite || step.kind == IoStep::kSync;
+}
+
 }  // namespace
 
 std::size_t step_bytes(const Step& step) noexcept {
@@ -91,7 +98,8 @@ void Worker::begin(Step& step) noexcept {
     if (bytes < asked) {  // a short transfer: only part of the list is handed to the kernel
       iovec part[4];
       Step shorter = step;
-      std::copy_n(step.iov, std::min(step.iov_count, 4), part);
+      shorter.iov_count = std::min(step.iov_count, 4);  // packed objects have more: shorter still
+      std::copy_n(step.iov, shorter.iov_count, part);
       shorter.iov = part;
       limit_step(shorter, bytes);
       run_step(shorter);
@@ -107,11 +115,19 @@ void Worker::begin(Step& step) noexcept {
                         step.kind == IoStep::kRename);
   if (!in_place && engine_->is_async(step.kind)) {
     ++in_flight_;
+    if (is_transfer(step)) ++transfers_;
     engine_->start(&step);
+    if (++unflushed_ >= kBatch) flush();
     return;
   }
   run_step(step);
   advance(&step);
+}
+
+void Worker::flush() noexcept {
+  if (unflushed_ == 0) return;
+  unflushed_ = 0;
+  engine_->flush();
 }
 
 void Worker::run() noexcept {
@@ -137,10 +153,12 @@ void Worker::loop() {
   done.reserve(depth_ * 3 + 8);
   for (;;) {
     busy_since_.store(ticks(Clock::now()), std::memory_order_relaxed);
+    refill();
     admit(order_.load() < kRetire);
     const auto due = tick(Clock::now());  // after admit(): what that has parked must be seen
     const int asked = order_.load();
     if (asked == kAbandon) {
+      drop_prepared();
       core_->counters.add(Counter::kAbandoned, open_operations());
       engine_->abandon();
       leak();
@@ -150,6 +168,7 @@ void Worker::loop() {
 
     // Sleep, unless work came in between: arm first, then look (the other side pushes, then wakes).
     const bool may_take = asked < kRetire && has_room();
+    unflushed_ = 0;  // waiting hands over what was started
     if (may_take) waker_->arm();
     if (may_take && work_waits()) {
       waker_->disarm();
@@ -160,14 +179,21 @@ void Worker::loop() {
       waker_->disarm();
     }
     if (done.empty()) continue;
-    in_flight_ -= done.size();
     busy_since_.store(ticks(Clock::now()), std::memory_order_relaxed);
-    // Opened files first, so that their reads are on the way while finished ones are verified.
+    // A device often answers many at once, and the first of them has woken us: take the others too.
+    for (std::size_t known = 0; known < done.size();) {
+      for (; known < done.size(); ++known, --in_flight_) {
+        transfers_ -= is_transfer(*done[known]) ? 1 : 0;
+      }
+      refill();
+      unflushed_ = 0;
+      if (transfers_ > 0) engine_->wait(std::chrono::milliseconds(0), done);
+    }
+    // Opened files next, so that reads are on the way while finished ones are verified.
     const auto rest = std::partition(
         done.begin(), done.end(), [](const Step* step) { return step->kind == IoStep::kOpenRead; });
     std::for_each(done.begin(), rest, [this](Step* step) { advance(step); });
-    admit(order_.load() < kRetire);
-    engine_->flush();
+    flush();
     std::for_each(rest, done.end(), [this](Step* step) { advance(step); });
     done.clear();
   }

@@ -1,4 +1,9 @@
 // An I/O thread: takes operations from a queue and drives their state machines over an engine.
+//
+// A device may answer a whole batch of transfers at once, and is idle until it gets the next ones.
+// So everything that can be done before a transfer (open, create, checksums) is done ahead, while others
+// are on the medium: refill() then puts prepared operations in the place of those that have come
+// back, before anything else is done for either.
 #pragma once
 
 #include <atomic>
@@ -39,6 +44,8 @@ class Worker {
  protected:
   enum Order : int { kRun, kFinish, kRetire, kAbandon };
 
+  /// Put prepared operations on the medium, as far as there is room. Without preparations: new ones.
+  virtual void refill() noexcept { admit(order_.load() < kRetire); }
   /// Take operations while there is room. `may_take` is false for a retired thread.
   virtual void admit(bool may_take) noexcept = 0;
   /// A step has finished.
@@ -49,6 +56,8 @@ class Worker {
   [[nodiscard]] virtual bool has_room() const noexcept = 0;
   /// Retries that are due, deadlines that have passed; returns when to come back (< 0: no need).
   virtual std::chrono::milliseconds tick(Clock::time_point now) noexcept = 0;
+  /// The thread is given up: answer for what has not been put on the medium.
+  virtual void drop_prepared() noexcept {}
   /// The engine has run out of the thread's hands: leak what the kernel may still write to.
   virtual void leak() noexcept = 0;
 
@@ -57,6 +66,11 @@ class Worker {
   void beat(const BlockId& id) noexcept;
   [[nodiscard]] std::uint32_t depth() const noexcept { return depth_; }
   [[nodiscard]] std::size_t steps_in_flight() const noexcept { return in_flight_; }
+  /// Of these, reads, writes and flushes: what is on the medium.
+  [[nodiscard]] std::size_t transfers() const noexcept { return transfers_; }
+  [[nodiscard]] bool medium_has_room() const noexcept { return transfers_ < depth_; }
+  /// Hand started steps over to the kernel now instead of with the next wait.
+  void flush() noexcept;
 
   const std::shared_ptr<Core> core_;
   Root& root_;
@@ -70,6 +84,8 @@ class Worker {
   std::shared_ptr<Waker> waker_;
   std::unique_ptr<IoEngine> engine_;  // of the running thread
   std::size_t in_flight_ = 0;
+  std::size_t transfers_ = 0;
+  std::size_t unflushed_ = 0;
   std::atomic<int> order_{kRun};
   std::atomic<bool> ended_{false};
   std::atomic<std::int64_t> busy_since_{0};

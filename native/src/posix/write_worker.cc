@@ -16,6 +16,8 @@ namespace {
 constexpr auto kRetryPause = std::chrono::milliseconds(5);
 constexpr std::uint8_t kMaxTries = 16;
 constexpr std::uint8_t kMaxRestarts = 3;
+/// Of the first writes each is handed over at once: preparing the next takes longer than that.
+constexpr std::size_t kFirst = 4;
 
 }  // namespace
 
@@ -23,13 +25,19 @@ WriteWorker::WriteWorker(std::shared_ptr<Core> core, Root& root, EngineKind kind
                          std::uint32_t depth, WriteQueue& queue)
     : Worker(std::move(core), root, kind, depth),
       queue_(queue),
-      slots_(this->depth(), core_->format.packed_header_bytes()) {}
+      // Twice the depth: prepared ahead, and on the medium until closed and renamed.
+      slots_(std::size_t{2} * this->depth(), core_->format.packed_header_bytes()) {}
 
-bool WriteWorker::has_room() const noexcept {
-  if (!slots_.any_free()) return false;
-  // Loads go first: while reads are on the medium, writes keep only part of their depth.
+std::size_t WriteWorker::write_depth() const noexcept {
   const bool reads_wait = core_->counters.get(Counter::kReadsInFlight) > 0;
-  return !reads_wait || slots_.used() < std::max<std::size_t>(2, depth() / 4);
+  const std::size_t all = depth();
+  return reads_wait ? std::min(all, std::max<std::size_t>(2, all / 4)) : all;
+}
+
+bool WriteWorker::has_room() const noexcept { return slots_.any_free() && ahead_ < write_depth(); }
+
+void WriteWorker::refill() noexcept {
+  while (!prepared_.empty() && transfers() < write_depth()) start_write(*prepared_.pop());
 }
 
 void WriteWorker::admit(bool may_take) noexcept {
@@ -47,8 +55,11 @@ void WriteWorker::admit(bool may_take) noexcept {
     slot.path = ObjectPath(slot.item.op.id);
     slot.begun = now;
     slot.restarts = 0;
+    slot.ahead = true;
+    ++ahead_;
     core_->counters.add(Counter::kWritesInFlight);
     begin_write(slot);
+    if (transfers() <= kFirst) flush();
   }
 }
 
@@ -125,6 +136,7 @@ void WriteWorker::advance(Step* step) noexcept {
       return renamed(slot, r);
     case State::kFree:
     case State::kParked:
+    case State::kPrepared:
       return;
   }
 }
@@ -137,7 +149,9 @@ void WriteWorker::created(Slot& slot, int r) noexcept {
     if (UCM_CHAOS_BUG(kRenameFirst)) {
       (void)renameat(slot.dir->get(), slot.temp, slot.dir->get(), slot.path.c_str());
     }
-    return start_write(slot);
+    slot.state = State::kPrepared;
+    prepared_.push(slot);
+    return refill();
   }
   switch (-r) {
     case ENOENT: {
@@ -161,11 +175,18 @@ void WriteWorker::created(Slot& slot, int r) noexcept {
   }
 }
 
+void WriteWorker::not_ahead(Slot& slot) noexcept {
+  if (!slot.ahead) return;
+  slot.ahead = false;
+  --ahead_;
+}
+
 void WriteWorker::start_write(Slot& slot) noexcept {
   const Format& format = core_->format;
   const Geometry& g = format.geometry();
   const WriteOp& op = slot.item.op;
   auto* const data = const_cast<std::byte*>(op.from);
+  not_ahead(slot);
   slot.state = State::kWriting;
   slot.tries = 0;
   try {
@@ -291,6 +312,7 @@ void WriteWorker::fail(Slot& slot, const char* operation, int error) noexcept {
 void WriteWorker::end(Slot& slot, Status status, int error) noexcept {
   if (status == Status::kOk) root_.note_ok(Direction::kWrite);
   core_->counters.sub(Counter::kWritesInFlight);
+  not_ahead(slot);
   slot.item.answer({status, error});
   slot.item.sink.reset();
   slot.dir.reset();
@@ -298,12 +320,26 @@ void WriteWorker::end(Slot& slot, Status status, int error) noexcept {
   slots_.give_back(slot);
 }
 
+void WriteWorker::drop_prepared() noexcept {
+  while (Slot* const slot = prepared_.pop()) {
+    drop_temp(*slot);
+    end(*slot, Status::kClosed, 0);
+  }
+}
+
 std::chrono::milliseconds WriteWorker::tick(Clock::time_point now) noexcept {
   // Held back by reads: look again soon, nobody else wakes us when they are through.
-  const bool held_back = slots_.any_free() && !has_room() && work_waits();
+  const bool held_back =
+      write_depth() < depth() && (!prepared_.empty() || (slots_.any_free() && work_waits()));
   auto due = std::chrono::milliseconds(held_back ? 1 : -1);
   if (slots_.used() == 0) return due;
   for (Slot& slot : slots_) {
+    if (slot.state == State::kPrepared && slot.item.deadline <= now) {
+      prepared_.remove(slot);
+      drop_temp(slot);
+      core_->counters.add(Counter::kWriteTimeouts);
+      end(slot, Status::kTimeout, 0);
+    }
     if (slot.state != State::kParked) continue;
     if (slot.item.deadline <= now) {
       core_->counters.add(Counter::kWriteTimeouts);

@@ -74,7 +74,6 @@ void WriteWorker::drop_prepared() noexcept {
 }
 
 void WriteWorker::admit(bool may_take) noexcept {
-  refill();
   if (Slot* const again = std::exchange(parked_, nullptr)) place(*again);
   while (may_take && has_room()) {
     posix::WriteItem item;
@@ -417,7 +416,6 @@ void WriteWorker::end(Slot& slot, Outcome outcome) noexcept {
 }
 
 void WriteWorker::leak() noexcept {
-  drop_prepared();
   slots_.leak();
   batches_.leak();
 }

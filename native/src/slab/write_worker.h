@@ -62,12 +62,14 @@ class WriteWorker final : public posix::Worker {
     State state = State::kUnused;
   };
 
+  void refill() noexcept override;
   void admit(bool may_take) noexcept override;
   void advance(posix::Step* step) noexcept override;
   std::size_t open_operations() const noexcept override { return slots_.used(); }
   bool work_waits() const noexcept override { return queue_.size() > 0; }
   bool has_room() const noexcept override;
   std::chrono::milliseconds tick(Clock::time_point now) noexcept override;
+  void drop_prepared() noexcept override;
   void leak() noexcept override;
 
   void begin_write(posix::WriteItem&& item, Clock::time_point now) noexcept;
@@ -76,10 +78,6 @@ class WriteWorker final : public posix::Worker {
   [[nodiscard]] Batch* open_batch(int& error) noexcept;
   /// Loads go first: while there are some, writes keep only part of their depth.
   [[nodiscard]] std::size_t write_depth() const noexcept;
-  /// Puts prepared objects on the medium, as far as there is room.
-  void refill() noexcept;
-  /// The thread is given up: answers for what is not on the medium.
-  void drop_prepared() noexcept;
   void not_ahead(Slot& slot) noexcept;
   void start_page(Batch& batch, State state) noexcept;
   void start_data(Slot& slot) noexcept;

@@ -153,30 +153,34 @@ class StoreCore final : public ReadSink,
   void copy_shard_out(const std::byte* shard, const std::uint64_t* addresses) noexcept;
   void loads_lost(TaskImpl& task, Actions& actions) noexcept;
 
-  // dump.cc; mu_ held
+  // dump_object.cc; mu_ held
   [[nodiscard]] DumpObject* find(const BlockId& id) const;
   DumpObject* new_object(const BlockId& id);
   [[nodiscard]] DumpList* list_of(DumpObject::State state) noexcept;
   void enter(DumpObject& object, DumpObject::State state) noexcept;  ///< moves between the lists
   DumpClaim open_object(DumpObject& object);
-  void queue_open_units(DumpObject& object);
-  void attach(Unit& unit, DumpObject& object);
-  [[nodiscard]] bool complete(const DumpObject& object) const noexcept;
-  void begin_write(DumpObject& object, Actions& actions);
-  void send_write(DumpObject& object, bool publish, Actions& actions);
-  void finish_object(DumpObject& object, Outcome outcome, Actions& actions) noexcept;
   void drop_object(DumpObject& object, Outcome outcome, Actions& actions) noexcept;
   void detach_units(DumpObject& object, Actions& actions) noexcept;
   void free_object(DumpObject& object) noexcept;
+  void expire_open(Clock::time_point now, Actions& actions);
+
+  // dump_write.cc; mu_ held
+  void begin_write(DumpObject& object, Actions& actions);
+  void send_write(DumpObject& object, bool publish, Actions& actions);
+  void retry_writes(Clock::time_point now, Actions& actions);
+  void give_up_overdue(Clock::time_point now, Actions& actions);
+  void finish_object(DumpObject& object, Outcome outcome, Actions& actions) noexcept;
+
+  // dump.cc; mu_ held
+  void queue_open_units(DumpObject& object);
+  void attach(Unit& unit, DumpObject& object);
+  [[nodiscard]] bool complete(const DumpObject& object) const noexcept;
   void dumps_lost(TaskImpl& task, Status why, Actions& actions) noexcept;
   void copy_dump(Unit& unit, Lock& lock);
   void copy_shard_in(std::byte* shard, const std::uint64_t* addresses) noexcept;
   void mark_events() noexcept;
   void watch_event(const std::shared_ptr<TaskImpl>& task);  // mu_ not held
   void give_up_queued(Actions& actions) noexcept;
-  void retry_writes(Clock::time_point now, Actions& actions);
-  void give_up_overdue(Clock::time_point now, Actions& actions);
-  void expire_open(Clock::time_point now, Actions& actions);
 
   mutable std::mutex mu_;
   std::condition_variable work_cv_;   // copiers
