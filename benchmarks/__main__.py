@@ -34,6 +34,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+#: For so long after a file was removed ext4 avoids its inode and looks on for another one.
+INODE_REST_S = 360
+#: Its modification time is when a run removed its files.
+REMOVED_MARK = ".removed"
+
+
 @contextlib.contextmanager
 def scratch_directory(path: Path) -> Iterator[Path]:
     """A new directory below ``path``, removed at the end of the whole run and not before: ext4 looks
@@ -44,6 +50,16 @@ def scratch_directory(path: Path) -> Iterator[Path]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        (path / REMOVED_MARK).touch()
+
+
+def removed_s_ago(path: Path) -> float | None:
+    """Seconds since a run removed its files below ``path``; None when that does not matter any more."""
+    try:
+        age = time.time() - (path / REMOVED_MARK).stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return age if 0 <= age < INODE_REST_S else None
 
 
 def _folder(scratch: Path, name: str) -> Path:
@@ -57,6 +73,10 @@ def main() -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     machine = describe(options.directory, PACKAGES)
     machine.append(("load average before", f"{load:.2f}"))
+    age = removed_s_ago(options.directory)
+    if age is not None:
+        note = f"{age:.0f} s before the start: creating files costs more CPU (both sides)"
+        machine.append(("files of a run removed", note))
     for what, value in machine:
         print(f"{what:20s} {value}")
     sections = options.only or SECTIONS
