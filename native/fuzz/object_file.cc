@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   // A good file first, so that single bytes of it are what the input changes.
   for (std::size_t i = format.header_bytes(); i < whole; ++i)
     file[i] = static_cast<std::byte>(i * 7);
-  format.encode(id, file.data() + format.header_bytes(), file.data());
+  format.encode(id, file.data() + format.header_bytes(), nullptr, file.data());
   const std::vector<std::byte> good = file;
   if (size >= 1 && (data[0] & 1) != 0) {
     // Pairs of a position and a byte.

@@ -22,12 +22,14 @@ long io_setup(unsigned n, aio_context_t* context) noexcept {
 class AioEngine final : public IoEngine {
  public:
   AioEngine(std::uint32_t depth, std::shared_ptr<Waker> waker)
-      : depth_(depth), waker_(std::move(waker)), blocks_(depth), events_(depth) {
-    const long r = io_setup(depth, &context_);
+      : depth_(depth), waker_(std::move(waker)), blocks_(2 * depth), events_(2 * depth) {
+    // Twice the depth: a header that says where its shards lie is followed by them at once, when
+    // another transfer has its place already.
+    const long r = io_setup(2 * depth, &context_);
     if (r < 0) throw std::system_error(static_cast<int>(-r), std::generic_category(), "io_setup");
     for (auto& block : blocks_) free_.push_back(&block);
-    batch_.reserve(depth);
-    ready_.reserve(depth);
+    batch_.reserve(blocks_.size());
+    ready_.reserve(blocks_.size());
   }
   ~AioEngine() override {
     if (!abandoned_) syscall(SYS_io_destroy, context_);
