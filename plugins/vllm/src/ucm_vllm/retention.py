@@ -53,7 +53,7 @@ class StateRetention:
         return positions
 
     def admitted(self, record: Record, hit: HitPlan) -> None:
-        """vLLM computes the request from the hit on. Call once a request."""
+        """vLLM computes the request from the hit on. Call once a request, and again after a failed load."""
         assert record.chain is not None
         tokens = record.request.num_tokens
         record.keep = frozenset(self._coordinator.admit(record.chain, hit, tokens).tolist())

@@ -407,6 +407,7 @@ class SchedulerSide:
                 # Bounded: whatever a store says, vLLM computes in the end, and saves anew.
                 record.attempts -= first
                 record.saved = 0
+                record.decided = 0  # more is computed than was thought: which states to keep, again
                 self._stored.forget(record, state.prints[numbers])
         for op_id, count in meta.loaded.items():
             state = self._load_states.get(op_id)

@@ -121,6 +121,7 @@ def damage_second_slice(llm: Any, root: str, tokens: list[int], block: int) -> N
 def _damage(
     llm: Any, root: str, tokens: list[int], seed: bytes, blocks: list[int], kind: str
 ) -> None:
+    settle(llm)
     deployment = scheduler_connector(llm)._deployment
     chain = ContentChain(deployment.manifest.block_tokens, chain_root(None, None))
     chain.extend(np.array(tokens, dtype=np.int64))

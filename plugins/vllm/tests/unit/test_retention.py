@@ -113,6 +113,7 @@ def test_a_state_that_is_gone_leaves_the_directory(hybrid: Build, world: World) 
     e.scheduler.reset_prefix_cache()
     assert e.generate("b", tokens) == wanted
     assert e.counted["checkpoints_missed"] == 1
+    assert e.counted.get("states_not_kept", 0) == 0, "what did not arrive is to be stored anew"
 
 
 class _Half:
