@@ -44,6 +44,7 @@ void join4(const std::byte* __restrict a, const std::byte* __restrict b,
 
 void split_planes(const std::byte* data, std::size_t bytes, std::size_t width,
                   std::byte* planes) noexcept {
+  if (bytes == 0) return;  // nothing has no address, and memcpy wants one
   const std::size_t n = bytes / width;
   switch (width) {
     case 2:
@@ -63,6 +64,7 @@ void split_planes(const std::byte* data, std::size_t bytes, std::size_t width,
 
 void join_planes(const std::byte* const* planes, std::size_t bytes, std::size_t width,
                  std::byte* data) noexcept {
+  if (bytes == 0) return;
   const std::size_t n = bytes / width;
   switch (width) {
     case 2:
