@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from benchmarks.store import COLUMNS, HEADER_BYTES, TARGET_SHAPE, checked, depth, row
@@ -32,9 +33,12 @@ def run(report: Report, limits: Limits, scratch: Path, rounds: int) -> None:
 
 def _open(shape: CacheShape, directory: Path, times: float) -> NativeBlockStore:
     """A store with room for ``times`` as many objects as the shape has."""
-    capacity = times * shape.objects * (shape.object_bytes + HEADER_BYTES) / 2**30
+    objects = math.ceil(times * shape.objects)
+    capacity = objects * (shape.object_bytes + HEADER_BYTES) + (
+        16 << 20
+    )  # whole bytes are asked for
     return open_pipeline(
-        "Posix", shape, directory, posix_layout="slab", posix_capacity_gb=capacity + 1 / 64
+        "Posix", shape, directory, posix_layout="slab", posix_capacity_gb=capacity / 2**30
     )
 
 
