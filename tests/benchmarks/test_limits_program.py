@@ -52,3 +52,16 @@ def test_missing_files_are_errors(limits: Limits, tmp_path: Path) -> None:
     assert limits.run("stat_files", list=listing, exist=0).operations == 1
     with pytest.raises(RuntimeError, match="unknown command"):
         limits.run("nonsense")
+
+
+def test_shards_are_packed_before_they_are_unpacked(limits: Limits, tmp_path: Path) -> None:
+    """Contestants take turns, so that the first to run may be the one that unpacks."""
+    shards, size = 4, 64 << 10
+    path = tmp_path / "shards"
+    path.write_bytes(bytes(range(256)) * (shards * size // 256))
+    for codec in ("zstd", "lz4"):
+        settings = {"path": path, "shard_bytes": size, "codec": codec, "level": 1, "width": 2}
+        for how in ("unpack", "unzstd", "pack", "unpack", "zstd", "copy"):
+            sample = limits.run("pack_shards", how=how, **settings)
+            assert sample.nbytes == shards * size, how
+        assert limits.run("pack_shards", how="pack", **settings).operations < shards * size
