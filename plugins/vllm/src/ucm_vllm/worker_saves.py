@@ -29,6 +29,8 @@ _log = RateLimitedLogger(logging.getLogger("ucm.vllm"))
 #: Longest the engine waits for copies out of blocks that it wants back. Past it the copies are fenced:
 #: those blocks are not saved, which costs a later miss, never a wrong byte.
 RECLAIM_WAIT_S = 1.0
+#: Longest wait at shutdown for copies out of the engine's memory: the last requests' blocks are theirs.
+CLOSE_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -210,7 +212,13 @@ class WorkerSaves:
                 fence(save.parts)
 
     def close(self) -> None:
-        """Fence, and forget."""
+        """Let copies end that have begun, up to ``CLOSE_WAIT_S`` in all, fence the rest, and forget. What is
+        held back would never be published: it is not waited for."""
+        until = time.monotonic() + CLOSE_WAIT_S
+        for save in self._open.values():
+            if save.submitted and not save.copied and self._commit is CommitMode.AUTO:
+                for part in save.parts:
+                    part.transfer.wait(max(0.0, until - time.monotonic()))
         self.fence()
         self._open.clear()
         self._reading.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from scripted_engine import ScriptedEngine, World, prompt
@@ -80,16 +82,19 @@ def test_a_burst_of_arrivals_is_bounded(engine, tiered: World, monkeypatch) -> N
     for index, tokens in enumerate(stored):
         engine().generate(f"a{index}", tokens)
     e = engine(max_num_seqs=1)
-    e.add("runs", prompt(9, 100), max_tokens=60)
+    e.add("runs", prompt(9, 100), max_tokens=90)
     e.step()
     for index, tokens in enumerate(stored):
         e.add(f"b{index}", tokens)
     before = 0
-    for _ in range(20):
+    for _ in range(50):  # the lookups' thread answers between the steps
         e.step()
         now = len(_prefetched(e))
         assert now - before <= ahead.LOOKS_PER_STEP * 2
         before = now
+        if before == len(stored) * 2:
+            break
+        time.sleep(0.02)
     assert before == len(stored) * 2
     e.run()
     assert e.pending() == {}

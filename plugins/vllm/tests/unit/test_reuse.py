@@ -12,6 +12,7 @@ import pytest
 
 from scripted_engine import World, prompt
 from ucm_core.coordinator import plan_lookup
+from ucm_core.store.contract import Status
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
@@ -149,6 +150,22 @@ def test_a_request_that_polls_asks_the_store_once(engine) -> None:
         assert first.connector.get_num_new_matched_tokens(request, 0) == (0, False)
     assert first.connector.deployment_store().lookups == asked + 1
     first.run()
+
+
+def test_copies_that_have_begun_end_before_the_worker_does(engine, world: World) -> None:
+    """A server that is stopped right after its last answer keeps what that answer computed."""
+    world.auto = False
+    e = engine()
+    e.add("a", prompt(1, 130), max_tokens=1)
+    for _ in range(50):
+        e.step()
+        if e.store.tasks:
+            break
+    (save,) = e.store.tasks
+    assert not save.check()
+    e.ranks[0].worker.shutdown()
+    assert [Status(int(one)) for one in save.results] == [Status.OK] * len(save.results)
+    assert all(wait is not None and wait <= 1.0 for wait in e.store.waits)
 
 
 def test_consumer_saves_nothing_and_producer_loads_nothing(engine) -> None:
