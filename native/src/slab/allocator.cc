@@ -319,9 +319,12 @@ std::uint32_t Allocator::wanting_donor(std::uint32_t root) const noexcept {
 }
 
 bool Allocator::steal_extent(std::uint32_t root, int& error) noexcept {
-  const std::uint32_t donor = wanting_donor(root);
-  if (donor == kNone) return false;
+  if (wanting_donor(root) == kNone) return false;
   Segment& s = segment();
+  // One at a time: several that are as hungry would each take a file, and leave the donor none.
+  const std::scoped_lock one(s.stealing(root));
+  const std::uint32_t donor = wanting_donor(root);
+  if (donor == kNone) return true;  // another thread has just taken what was wanted
   const RootRecord& r = s.header().root[root];
   const SlabShape& shape = s.geometry(donor).shape;
   for (std::uint32_t e = r.first; e < r.first + r.extents; ++e) {
@@ -333,6 +336,11 @@ bool Allocator::steal_extent(std::uint32_t root, int& error) noexcept {
       ++owned;
     }
     bool all = owned == shape.groups && s.class_of_extent(e) == donor;
+    // One object in use keeps the file where it is: then nothing of it is given up for it.
+    for (std::uint32_t i = 0; all && i < shape.slots; ++i) {
+      const SlotMeta& m = s.meta(e * s.header().slot_stride + i);
+      all = phase_of(m) == Phase::kFree || (phase_of(m) == Phase::kObject && m.pins.load() == 0);
+    }
     for (std::uint32_t i = 0; all && i < shape.slots; ++i) {
       SlotMeta& m = s.meta(e * s.header().slot_stride + i);
       if (phase_of(m) == Phase::kObject && index_.evict(e * s.header().slot_stride + i)) {

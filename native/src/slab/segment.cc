@@ -272,8 +272,10 @@ void Segment::create(posix::Core& core, const LeftBehind& left) {
         align_up(sizeof(Bucket) * buckets, kPage) + align_up(sizeof(SlotMeta) * slots, kPage);
     if (slots >= kNone) fail("more than 2^32 slots; use larger objects", EOVERFLOW);
     if (const int rc = ::posix_fallocate(fd_, 0, static_cast<off_t>(bytes)); rc != 0) {
-      fail("the index needs " + gib(bytes) + " in " + core.options.shm_directory +
-               ", which has not that much free (docker: --shm-size)",
+      fail("the index needs " + std::to_string(bytes >> 10) + " KiB in " +
+               core.options.shm_directory +
+               (rc == EFBIG ? ", more than a file of this process may have (ulimit -f)"
+                            : ", which has not that much free (docker: --shm-size)"),
            rc);
     }
     map(bytes);

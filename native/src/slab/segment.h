@@ -101,6 +101,9 @@ class Segment {
     return local_pins_[slot];
   }
 
+  /// Held by the thread of this process that takes a file of `root` from another class.
+  [[nodiscard]] std::mutex& stealing(std::uint32_t root) noexcept { return stealing_[root]; }
+
   /// Tests only: told where this process is (kill_points.h).
   void set_faults(std::shared_ptr<IoFaults> faults) noexcept {
     if (faults) faults_ = std::move(faults);
@@ -147,6 +150,7 @@ class Segment {
   std::uint32_t* local_pins_ = nullptr;
   std::uint64_t local_pins_bytes_ = 0;
   std::mutex recovery_mu_;
+  std::mutex stealing_[kMaxRoots];
   std::unique_ptr<Files> files_;
   std::vector<std::unique_ptr<Lease>> leases_;
   std::shared_ptr<IoFaults> faults_;
