@@ -177,7 +177,7 @@ TEST_F(CacheRanksTest, FourRanksFetchEveryShardOnceFourAtATime) {
   for (const std::uint32_t objects : {12u, 1u}) {
     const auto g = geometry_of(12 / objects, 4096);
     std::int64_t best_ns = INT64_MAX;
-    for (int attempt = 0; attempt < 5 && best_ns > 72'000'000; ++attempt) {
+    for (int attempt = 0; attempt < 20 && best_ns >= 80'000'000; ++attempt) {
       SharedBoard board;
       std::vector<pid_t> children;
       for (std::uint32_t r = 0; r < 4; ++r) {
@@ -188,8 +188,9 @@ TEST_F(CacheRanksTest, FourRanksFetchEveryShardOnceFourAtATime) {
       EXPECT_EQ(board->most_in_flight, 4);
       best_ns = std::min(best_ns, board->last_ns.load() - board->first_ns.load());
     }
-    // Three steps of 20 ms, by the quickest of a few attempts: the machine may be busy.
-    EXPECT_LE(best_ns, 72'000'000) << objects << " objects";
+    // Three steps of 20 ms and not four, by the quickest of some attempts: the machine may be busy.
+    // How near to 60 ms it comes is the benchmark's to say.
+    EXPECT_LT(best_ns, 80'000'000) << objects << " objects";
     EXPECT_GE(best_ns, 60'000'000);
   }
 }
