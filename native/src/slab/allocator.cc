@@ -198,6 +198,13 @@ bool Allocator::cold_group(std::uint32_t root, std::uint32_t wanted, OwnedGroup&
       // A page is written twice per group, whatever is won: leave one that yields little.
       if (cold == 0 || (sweep < kSweeps - 1 && cold * 2 < n) || !own_mine(g)) continue;
       segment().point(point::kGroupTaken);
+      // Another writer has given it back since: what is free in it costs nobody anything.
+      out.group = g;
+      collect_free(out);
+      if (!out.free.empty()) {
+        out.page_first = group.dirty.load() != 0;
+        return true;
+      }
       std::uint32_t left = std::max(wanted, 1u);
       for (std::uint32_t i = 0; i < cold && left > 0; ++i) {
         if (!index_.evict(victims[i])) continue;
@@ -206,7 +213,6 @@ bool Allocator::cold_group(std::uint32_t root, std::uint32_t wanted, OwnedGroup&
       }
       group.dirty.store(1);
       segment().point(point::kEvicted);
-      out.group = g;
       collect_free(out);
       if (!out.free.empty()) {
         out.page_first = true;
